@@ -1,0 +1,1 @@
+"""Slipstream's server side: the engine, the models it runs, the batching policies, and the doors that Triton calls."""

@@ -1,0 +1,1 @@
+"""The baselines' batching policies, on the same runner as the continuous scheduler."""

@@ -1,0 +1,173 @@
+"""The engine's configuration: the parameters of a config.pbtxt, overridden by the environment, validated once.
+
+No other module of the server side reads the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.errors import ConfigError
+
+_CHOICES = {
+    "policy": ("continuous", "lockstep", "iterative"),
+    "device": ("auto", "cpu", "cuda"),
+    "weights": ("auto", "fp16", "fp32", "bf16"),
+    "admission": ("optimistic", "no_evict"),
+}
+# field -> (least, most) allowed value
+_RANGES = {
+    "max_num_seqs": (1, 4096),
+    "max_num_batched_tokens": (0, 1 << 20),
+    "max_model_len": (0, 1 << 24),
+    "block_size": (8, 256),
+    "kv_cache_bytes": (1, 1 << 46),
+    "max_queued_requests": (1, 1 << 20),
+    "max_queued_tokens": (1, 1 << 32),
+    "threads": (0, 1024),
+    "grace_seconds": (0, 3600),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine process is started with. Doors share an engine only if theirs is equal to the last field.
+
+    Attributes:
+        name: the engine's name inside its server's runtime directory.
+        policy: who is computed when: `continuous`, `lockstep` (static and dynamic batching) or `iterative`.
+        model: a built-in name, a folder in Hugging Face's layout, or a hub id.
+        device: `cpu`, `cuda`, or `auto` (cuda where there is one).
+        weights: storage of the matmul weights: `fp16` (packed, CPU), `fp32`, `bf16` (CUDA); `auto` is the device's default.
+        max_num_seqs: seats, the most sequences computed in one step.
+        max_num_batched_tokens: token budget of one step of the continuous policy; 0 is 128 on a CPU, 8192 on CUDA.
+        max_model_len: longest prompt plus answer in tokens; 0 is the model's own limit.
+        block_size: tokens in one KV block.
+        kv_cache_bytes: size of the KV pool in bytes.
+        admission: `optimistic` (preempts when its forecast was wrong) or `no_evict` (admits only what is sure to finish).
+        chunked_prefill: whether a prompt may be spread over several steps.
+        max_queued_requests, max_queued_tokens: beyond these, requests are refused as unavailable.
+        threads: CPU threads of the matmuls and kernels; 0 is one per usable core.
+        grace_seconds: how long the engine outlives its last door.
+    """
+
+    name: str
+    policy: str = "continuous"
+    model: str = "smollm2-135m"
+    device: str = "auto"
+    weights: str = "auto"
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 0
+    max_model_len: int = 0
+    block_size: int = 16
+    kv_cache_bytes: int = 768 << 20
+    admission: str = "optimistic"
+    chunked_prefill: bool = True
+    max_queued_requests: int = 1024
+    max_queued_tokens: int = 1 << 20
+    threads: int = 0
+    grace_seconds: int = 5
+
+    def __post_init__(self) -> None:
+        for field, allowed in _CHOICES.items():
+            if getattr(self, field) not in allowed:
+                raise ConfigError(f"{field} is {getattr(self, field)!r}; allowed are {', '.join(allowed)}")
+        for field, (least, most) in _RANGES.items():
+            if not least <= getattr(self, field) <= most:
+                raise ConfigError(f"{field} is {getattr(self, field)}; allowed are {least} to {most}")
+        if self.block_size % 8:
+            raise ConfigError(f"block_size is {self.block_size}; it must be a multiple of 8")
+        if 0 < self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}; every one of the max_num_seqs = "
+                f"{self.max_num_seqs} running sequences needs at least one token a step"
+            )
+        if not self.model:
+            raise ConfigError("model is empty; it must be a built-in name, a folder or a hub id")
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all fields: two doors share an engine only with equal fingerprints."""
+        return hashlib.sha256(repr(dataclasses.astuple(self)).encode()).hexdigest()[:16]
+
+    @classmethod
+    def from_parameters(
+        cls, parameters: Mapping[str, str], environment: Mapping[str, str] = os.environ
+    ) -> EngineConfig:
+        """Build from config.pbtxt `parameters`; `SLIPSTREAM_<FIELD>` in the environment wins over a parameter.
+
+        Raises:
+            ConfigError: an unknown parameter, a value of the wrong type, or one outside its range.
+        """
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = sorted(set(parameters) - set(fields))
+        if unknown:
+            raise ConfigError(f"unknown parameter {unknown[0]!r}; known are {', '.join(fields)}")
+        values = dict(parameters)
+        for field in fields:
+            override = environment.get(f"SLIPSTREAM_{field.upper()}")
+            if override and field not in ("name", "policy"):
+                values[field] = override
+        return cls(**{key: _convert(key, str(fields[key].type), value) for key, value in values.items()})
+
+
+def _convert(field: str, kind: str, value: str) -> str | int | bool:
+    text = value.strip()
+    if kind == "int":
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError(f"{field} is {value!r}; it must be a whole number") from None
+    if kind == "bool":
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{field} is {value!r}; it must be true or false")
+        return text.lower() == "true"
+    return text
+
+
+def runtime_directory(environment: Mapping[str, str] = os.environ, server_pid: int | None = None) -> Path:
+    """The private directory in which one server's engines meet its doors, created if missing.
+
+    It is `$SLIPSTREAM_RUNTIME_DIR`, or named after the server's process (id and start time), so that two servers never
+    share an engine.
+
+    Raises:
+        ConfigError: the directory is not this user's own, or its path is too long for a Unix socket.
+    """
+    explicit = environment.get("SLIPSTREAM_RUNTIME_DIR")
+    if explicit:
+        directory = Path(explicit)
+    else:
+        base = Path(environment.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+        pid = server_pid or os.getppid()
+        user_directory = base / f"slipstream-{os.getuid()}"
+        _remove_leftovers(user_directory)
+        directory = user_directory / f"{pid}-{_start_time(pid)}"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ConfigError(f"runtime directory {directory} must belong to this user alone (mode 0700)")
+    if len(str(directory)) > 70:
+        raise ConfigError(f"runtime directory {directory} is too long for a Unix socket: at most 70 characters")
+    return directory
+
+
+def _remove_leftovers(user_directory: Path) -> None:
+    """Remove the directories of servers that are gone."""
+    for directory in user_directory.glob("*-*"):
+        pid, _, start_time = directory.name.partition("-")
+        if pid.isdigit() and (not Path(f"/proc/{pid}").exists() or _start_time(int(pid)) != start_time):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _start_time(pid: int) -> str:
+    """Start of a process in clock ticks since boot, field 22 of /proc/PID/stat (man 5 proc)."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[19]

@@ -1,0 +1,1 @@
+"""What Triton calls: tensors to requests, text in and out, answers, metrics."""

@@ -1,0 +1,224 @@
+"""The doors `continuous` (decoupled: token streams) and `continuous_unary` (one response): the same engine, one contract.
+
+`execute` only validates, tokenizes and hands over; it returns at once. Answers are sent by threads of their own, so that
+neither the engine nor Triton ever waits for a client.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from slipstream.doors.door import (
+    Door,
+    count_tensor,
+    error_response,
+    output_error,
+    read_column,
+    read_scalar,
+    request_parameters,
+    stats_json,
+    text_tensor,
+)
+from slipstream.doors.fields import RequestFields
+from slipstream.doors.text import Detokenizer, TextCodec
+from slipstream.engine.messages import NewRequest, Output
+from slipstream.errors import InvalidRequest
+
+# Each response is a round trip to the server; two threads overlap them, more gain nothing.
+_NUM_SENDERS = 2
+_CANCEL_POLL_S = 0.1
+
+
+class Answer:
+    """One request in flight: what to send back, and the sender to send it with.
+
+    Its lock orders sending the final response before or after asking whether the client has cancelled: a sender must
+    not be asked afterwards.
+    """
+
+    def __init__(self, request: Any, codec: TextCodec, new: NewRequest, fields: RequestFields, echo: bool) -> None:
+        self.lock = threading.Lock()
+        self.final = False
+        self.request_id: str = request.request_id()
+        self.id = new.id
+        self.stream = new.stream
+        self._sender = request.get_response_sender()
+        self._wanted = {name for name in _OPTIONAL_OUTPUTS if read_scalar(request, f"return_{name}", False)}
+        if fields.return_token_ids:
+            self._wanted.add("stats")
+        self._fields = fields
+        self._detokenizer = Detokenizer(codec)
+        self._held_text = codec.decode(new.prompt_ids) if echo else ""
+        self._held_tokens = 0
+        self._num_input_tokens = len(new.prompt_ids)
+        self._output_ids: list[int] = []
+        self._pending: list[Output] = []
+
+    def push(self, output: Output) -> bool:
+        """Take in news of the engine; True if a sender has to be told, False if one is about to look anyway."""
+        with self.lock:
+            self._pending.append(output)
+            return len(self._pending) == 1
+
+    def send(self) -> None:
+        """Send all news so far as one response; nothing where no whole character has come and the answer goes on."""
+        with self.lock:
+            news, self._pending = self._pending, []
+            if self.final or not news:
+                return
+            error = output_error(news[-1])
+            if error is not None:
+                self._send(error_response(error), final=True)
+                return
+            last = news[-1].finish_reason is not None
+            token_ids = [token_id for output in news for token_id in output.token_ids]
+            self._output_ids += token_ids
+            self._held_tokens += len(token_ids)
+            self._held_text += self._detokenizer.push(token_ids, last)
+            if last or (self.stream and self._held_text):
+                self._send(self._response(news[-1]), final=last)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error, unless it has ended."""
+        with self.lock:
+            if not self.final:
+                self._send(error_response(error), final=True)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client wants it no more, as far as the server knows."""
+        with self.lock:
+            return not self.final and self._sender.is_cancelled()
+
+    def _response(self, output: Output) -> Any:
+        tensors = [text_tensor("text_output", [self._held_text], (1,))]
+        if "finish_reason" in self._wanted:
+            tensors.append(text_tensor("finish_reason", [output.finish_reason or ""], (1,)))
+        if "num_input_tokens" in self._wanted:
+            tensors.append(count_tensor("num_input_tokens", [self._num_input_tokens], (1,)))
+        if "num_output_tokens" in self._wanted:
+            tensors.append(count_tensor("num_output_tokens", [self._held_tokens], (1,)))
+        if "stats" in self._wanted:
+            final = output.finish_reason is not None
+            stats = stats_json(output.stats, self._fields, self._num_input_tokens, self._output_ids) if final else ""
+            tensors.append(text_tensor("stats", [stats], (1,)))
+        self._held_text, self._held_tokens = "", 0
+        return pb_utils.InferenceResponse(output_tensors=tensors)
+
+    def _send(self, response: Any, final: bool) -> None:
+        self.final = final
+        self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+
+
+_OPTIONAL_OUTPUTS = ("finish_reason", "num_input_tokens", "num_output_tokens", "stats")
+
+
+class ContinuousDoor(Door):
+    """Token streams from the continuous engine; with a transaction policy that is not decoupled, whole answers."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """See Door.initialize."""
+        self._answers: dict[int, Answer] = {}
+        self._closing = threading.Event()
+        self._to_send: list[queue.SimpleQueue[Answer | None]] = [queue.SimpleQueue() for _ in range(_NUM_SENDERS)]
+        self._threads = [
+            *(threading.Thread(target=self._send_loop, args=(q,), name="sender", daemon=True) for q in self._to_send),
+            threading.Thread(target=self._watch_cancellations, name="cancellations", daemon=True),
+        ]
+        super().initialize(args)
+        for thread in self._threads:
+            thread.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Take requests in; each is answered later, or at once where it is refused."""
+        accepted: list[tuple[Answer, NewRequest]] = []
+        for request in requests:
+            try:
+                if read_scalar(request, "cancel", False):
+                    self._cancel(request)
+                else:
+                    accepted.append(self._accept(request))
+            except Exception as error:
+                _refuse(request, error)
+        for answer, _ in accepted:
+            self._answers[answer.id] = answer
+        try:
+            if accepted:
+                self._link.submit([new for _, new in accepted])
+        except Exception as error:
+            for answer, _ in accepted:
+                self._answers.pop(answer.id, None)
+                answer.fail(error)
+
+    def finalize(self) -> None:
+        """See Door.finalize."""
+        self._closing.set()
+        for sends in self._to_send:
+            sends.put(None)
+        for thread in self._threads:
+            thread.join(timeout=5)
+        super().finalize()
+
+    def _accept(self, request: Any) -> tuple[Answer, NewRequest]:
+        text, input_ids = read_scalar(request, "text_input"), read_column(request, "input_ids")
+        if (text is None) == (input_ids is None):
+            raise InvalidRequest("exactly one of text_input and input_ids is needed")
+        prompt_ids = self._codec.encode(text, "text_input") if text is not None else list(input_ids or [])
+        stream = bool(read_scalar(request, "stream", False))
+        new, fields = self._read(
+            prompt_ids, read_scalar(request, "sampling_parameters"), request_parameters(request), stream=stream
+        )
+        echo = not read_scalar(request, "exclude_input_in_output", True)
+        return Answer(request, self._codec, new, fields, echo), new
+
+    def _cancel(self, request: Any) -> None:
+        """Cancel the running requests that have this request's id, and answer with an empty text."""
+        request_id = request.request_id()
+        ids = [answer.id for answer in list(self._answers.values()) if request_id and answer.request_id == request_id]
+        if not ids:
+            raise InvalidRequest(f"cancel: no running request has the id {request_id!r}")
+        self._link.cancel(ids)
+        response = pb_utils.InferenceResponse(output_tensors=[text_tensor("text_output", [""], (1,))])
+        request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def _on_output(self, output: Output) -> None:
+        answer = self._answers.get(output.id)
+        if answer is None:
+            return
+        if output.finish_reason is not None:
+            self._answers.pop(output.id, None)
+        if answer.push(output):
+            self._to_send[output.id % _NUM_SENDERS].put(answer)
+
+    def _fail_all(self, error: Exception) -> None:
+        while self._answers:
+            try:
+                _, answer = self._answers.popitem()
+            except KeyError:
+                return
+            answer.fail(error)
+
+    def _send_loop(self, answers: queue.SimpleQueue[Answer | None]) -> None:
+        while (answer := answers.get()) is not None:
+            try:
+                answer.send()
+            except Exception as error:
+                pb_utils.Logger.log_error(f"request {answer.request_id!r} could not be answered: {error}")
+                self._link.cancel([answer.id])
+
+    def _watch_cancellations(self) -> None:
+        while not self._closing.wait(_CANCEL_POLL_S):
+            cancelled = [answer.id for answer in list(self._answers.values()) if answer.is_cancelled()]
+            if cancelled:
+                self._link.cancel(cancelled)
+
+
+def _refuse(request: Any, error: Exception) -> None:
+    request.get_response_sender().send(
+        error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    )
+

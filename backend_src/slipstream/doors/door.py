@@ -1,0 +1,168 @@
+"""What all doors share: configuration, tokenizer, engine link, metrics, and reading a request's tensors."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from slipstream.config import EngineConfig, runtime_directory
+from slipstream.doors.fields import Limits, RequestFields, check_token_ids, parse_fields
+from slipstream.doors.metrics import MetricsPublisher
+from slipstream.doors.text import TextCodec
+from slipstream.engine import messages
+from slipstream.engine.link import EngineLink
+from slipstream.engine.messages import NewRequest, Output, RequestStats, Update
+from slipstream.errors import Cancelled, InvalidRequest, Unavailable
+from slipstream.models.store import resolve
+
+# By name: Triton fills its module in only after this one has been imported.
+_CODES = {InvalidRequest: "INVALID_ARG", Unavailable: "UNAVAILABLE", Cancelled: "CANCELLED"}
+_ERRORS = {
+    messages.INVALID: InvalidRequest,
+    messages.UNAVAILABLE: Unavailable,
+    messages.CANCELLED: Cancelled,
+}
+# Set by the server itself beside a client's parameters.
+_SERVER_PARAMETERS = ("id",)
+
+
+class Door:
+    """Base of the Triton models: connects to its engine when it is loaded and leaves it when it is unloaded."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Connect to the engine, starting it if need be. An error here is the model's load error in Triton."""
+        model_config = json.loads(args["model_config"])
+        parameters = {name: value["string_value"] for name, value in model_config.get("parameters", {}).items()}
+        config = EngineConfig.from_parameters({"name": args["model_name"], **parameters})
+        folder = resolve(config.model)
+        batcher = config.policy
+        if batcher == "lockstep":
+            batcher = "dynamic" if "dynamic_batching" in model_config else "static"
+        self._metrics = MetricsPublisher({"model": config.name, "version": args["model_version"], "batcher": batcher})
+        self._link = EngineLink(config, runtime_directory(), self._on_update, self._on_down)
+        info = self._link.start()
+        self._codec = TextCodec(folder, info.max_model_len)
+        self._limits = Limits(info.max_model_len, info.vocab_size)
+        self._ids = itertools.count()
+        pb_utils.Logger.log_info(
+            f"{args['model_name']}: engine {info.engine!r} (pid {info.pid}) serves {info.model} on {info.device}, "
+            f"{info.max_num_seqs} seats, {info.num_blocks} blocks of {info.block_size} tokens, "
+            f"batch invariant: {info.batch_invariant}"
+        )
+
+    def finalize(self) -> None:
+        """Leave the engine; Triton calls this after the last response has gone out."""
+        self._link.close()
+        self._metrics.close()
+
+    def _on_update(self, update: Update) -> None:
+        if update.stats is not None:
+            self._metrics.publish(update.stats)
+        for output in update.outputs:
+            self._on_output(output)
+
+    def _on_down(self, reason: str) -> None:
+        self._metrics.engine_down()
+        self._fail_all(Unavailable(reason))
+
+    def _on_output(self, output: Output) -> None:
+        raise NotImplementedError
+
+    def _fail_all(self, error: Exception) -> None:
+        """Answer everything in flight with an error."""
+        raise NotImplementedError
+
+    def _read(
+        self, prompt_ids: list[int], sampling_json: bytes | None, parameters: dict[str, Any], *, stream: bool
+    ) -> tuple[NewRequest, RequestFields]:
+        """A validated request for the engine, arriving now.
+
+        Raises:
+            InvalidRequest: names the field, the value and what is allowed.
+        """
+        if not prompt_ids:
+            raise InvalidRequest("the prompt is empty; it needs at least one token")
+        check_token_ids("input_ids", prompt_ids, self._limits.vocab_size)
+        fields = parse_fields(sampling_json, parameters, len(prompt_ids), self._limits)
+        return NewRequest(next(self._ids), prompt_ids, fields.sampling, time.monotonic(), stream), fields
+
+
+def request_parameters(request: Any) -> dict[str, Any]:
+    """A request's scalar parameters, without those that the server sets itself."""
+    parameters = json.loads(request.parameters() or "{}")
+    return {
+        name: value
+        for name, value in parameters.items()
+        if name not in _SERVER_PARAMETERS and not name.startswith("triton_")
+    }
+
+
+def read_column(request: Any, name: str) -> list[Any] | None:
+    """All elements of an input tensor as Python values, whatever its rank; None where the input is absent."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return None if tensor is None else tensor.as_numpy().ravel().tolist()
+
+
+def read_scalar(request: Any, name: str, default: Any = None) -> Any:
+    """The one element of an input tensor, or `default` where the input is absent.
+
+    Raises:
+        InvalidRequest: the tensor has no element or several.
+    """
+    values = read_column(request, name)
+    if values is None:
+        return default
+    if len(values) != 1:
+        raise InvalidRequest(f"{name} has {len(values)} elements; exactly 1 is allowed")
+    return values[0]
+
+
+def text_tensor(name: str, values: list[str], shape: tuple[int, ...]) -> Any:
+    """A BYTES tensor of UTF-8 text."""
+    return pb_utils.Tensor(name, np.array([value.encode() for value in values], dtype=object).reshape(shape))
+
+
+def count_tensor(name: str, values: list[int], shape: tuple[int, ...]) -> Any:
+    """A UINT32 tensor."""
+    return pb_utils.Tensor(name, np.array(values, dtype=np.uint32).reshape(shape))
+
+
+def stats_json(stats: RequestStats | None, fields: RequestFields, num_input: int, output_ids: list[int]) -> str:
+    """The `stats` output of an ended request; times in milliseconds."""
+    if stats is None:
+        return "{}"
+
+    def milliseconds(seconds: float | None) -> float | None:
+        return None if seconds is None else round(seconds * 1e3, 3)
+
+    values: dict[str, Any] = {
+        "queue_ms": milliseconds(stats.queue_s),
+        "first_token_ms": milliseconds(stats.first_token_s),
+        "inference_ms": milliseconds(stats.inference_s),
+        "num_input_tokens": num_input,
+        "num_output_tokens": len(output_ids),
+        "cached_tokens": 0,
+        "preemptions": stats.num_preemptions,
+        "waited_for": {"seats": stats.waited.seats, "blocks": stats.waited.blocks, "budget": stats.waited.budget},
+    }
+    if fields.return_token_ids:
+        values["output_ids"] = output_ids
+    return json.dumps(values)
+
+
+def output_error(output: Output) -> Exception | None:
+    """The error that an engine's answer stands for."""
+    if output.error is None:
+        return None
+    return _ERRORS.get(output.error_kind or "", RuntimeError)(output.error)
+
+
+def error_response(error: Exception) -> Any:
+    """An inference response that carries an error with Triton's code for it; what was not foreseen is INTERNAL."""
+    code = getattr(pb_utils.TritonError, _CODES.get(type(error), "INTERNAL"))
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error) or type(error).__name__, code))

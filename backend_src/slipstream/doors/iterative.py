@@ -1,0 +1,148 @@
+"""The door `iterative`: Triton's iterative sequences. Triton calls `execute` once a step with the sequences of that step.
+
+Each call answers every sequence with at most one token and asks Triton to call again, until the sequence has ended. Its
+state lies here and in the engine, by the correlation id that Triton gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from slipstream.doors.collector import Collector
+from slipstream.doors.door import (
+    Door,
+    count_tensor,
+    error_response,
+    output_error,
+    read_scalar,
+    request_parameters,
+    stats_json,
+    text_tensor,
+)
+from slipstream.doors.fields import RequestFields
+from slipstream.doors.text import Detokenizer
+from slipstream.engine.messages import NewRequest, Output
+from slipstream.errors import Cancelled, InvalidRequest
+
+
+@dataclass(slots=True)
+class IterativeSequence:
+    """One sequence between two calls."""
+
+    new: NewRequest
+    fields: RequestFields
+    detokenizer: Detokenizer
+    output_ids: list[int] = field(default_factory=list)
+    held_text: str = ""
+    held_tokens: int = 0
+
+
+class IterativeDoor(Door):
+    """One token a call, from an engine that computes what each call names."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """See Door.initialize."""
+        self._sequences: dict[int, IterativeSequence] = {}  # by correlation id
+        self._collector = Collector()
+        super().initialize(args)
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Compute one step for the sequences that Triton names."""
+        named: list[tuple[Any, int, IterativeSequence]] = []
+        new: list[NewRequest] = []
+        for request in requests:
+            try:
+                correlation_id = int(read_scalar(request, "CORRID"))
+                if read_scalar(request, "START"):
+                    self._sequences[correlation_id] = self._start(request)
+                    new.append(self._sequences[correlation_id].new)
+                elif correlation_id not in self._sequences:
+                    raise InvalidRequest("the sequence is not known; a request must not continue an ended sequence")
+                named.append((request, correlation_id, self._sequences[correlation_id]))
+            except Exception as error:
+                _end_with_error(request, error)
+        started = {request.id for request in new}
+        try:
+            outputs = self._compute(new, [s.new.id for _, _, s in named if s.new.id not in started])
+        except Exception as error:
+            for request, correlation_id, _ in named:
+                self._sequences.pop(correlation_id, None)
+                _end_with_error(request, error)
+            return
+        for request, correlation_id, sequence in named:
+            try:
+                self._answer(request, correlation_id, sequence, outputs[sequence.new.id])
+            except Exception as error:
+                self._sequences.pop(correlation_id, None)
+                self._link.cancel([sequence.new.id])
+                _end_with_error(request, error)
+
+    def _start(self, request: Any) -> IterativeSequence:
+        text, sampling = read_scalar(request, "text_input"), read_scalar(request, "sampling_parameters")
+        new, fields = self._read(
+            self._codec.encode(text, "text_input"), sampling, request_parameters(request), stream=True
+        )
+        return IterativeSequence(new, fields, Detokenizer(self._codec))
+
+    def _compute(self, new: list[NewRequest], advance: list[int]) -> dict[int, Output]:
+        """One step of the engine; an output for every id, empty where a sequence found no room yet."""
+        if not new and not advance:
+            return {}
+        self._collector.expect([*(request.id for request in new), *advance])
+        self._link.submit(new, advance)
+        return self._collector.wait(lambda _: None, interval_s=60.0)
+
+    def _answer(self, request: Any, correlation_id: int, sequence: IterativeSequence, output: Output) -> None:
+        error = output_error(output)
+        if error is None and output.finish_reason is None and request.is_cancelled():
+            error = Cancelled("Request was cancelled")
+        if error is not None:
+            raise error
+        last = output.finish_reason is not None
+        sequence.output_ids += output.token_ids
+        sequence.held_tokens += len(output.token_ids)
+        sequence.held_text += sequence.detokenizer.push(output.token_ids, last)
+        if last:
+            del self._sequences[correlation_id]
+            flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            request.get_response_sender().send(_response(sequence, output), flags=flags)
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+            return
+        if sequence.held_text:
+            request.get_response_sender().send(_response(sequence, output))
+        request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+
+    def _on_output(self, output: Output) -> None:
+        self._collector.deliver(output)
+
+    def _fail_all(self, error: Exception) -> None:
+        self._collector.fail(error)
+
+
+def _response(sequence: IterativeSequence, output: Output) -> Any:
+    """What has come since the last response, [1, 1] each."""
+    shape = (1, 1)
+    num_input, stats = len(sequence.new.prompt_ids), ""
+    if output.finish_reason is not None:
+        stats = stats_json(output.stats, sequence.fields, num_input, sequence.output_ids)
+    response = pb_utils.InferenceResponse(
+        output_tensors=[
+            text_tensor("text_output", [sequence.held_text], shape),
+            text_tensor("finish_reason", [output.finish_reason or ""], shape),
+            count_tensor("num_input_tokens", [num_input], shape),
+            count_tensor("num_output_tokens", [sequence.held_tokens], shape),
+            text_tensor("stats", [stats], shape),
+        ]
+    )
+    sequence.held_text, sequence.held_tokens = "", 0
+    return response
+
+
+def _end_with_error(request: Any, error: Exception) -> None:
+    flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    request.get_response_sender().send(error_response(error), flags=flags)
+    request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)

@@ -1,0 +1,122 @@
+"""An engine's gauges and counters on Triton's metrics endpoint, set by the door that leads, at a low rate."""
+
+from __future__ import annotations
+
+import threading
+
+import triton_python_backend_utils as pb_utils
+
+from slipstream.engine.messages import EngineStats
+
+_GAUGES = {
+    "slipstream_requests_running": "Sequences that the engine computes",
+    "slipstream_requests_waiting": "Requests in the engine's queue",
+    "slipstream_kv_cache_usage": "Share of KV blocks in use, 0 to 1",
+    "slipstream_kv_blocks_used": "KV blocks in use",
+    "slipstream_kv_blocks_peak": "Most KV blocks in use since the previous publication",
+    "slipstream_kv_blocks_total": "KV blocks of the pool",
+    "slipstream_engine_up": "1 while the engine process answers, else 0",
+}
+# metric -> field of EngineStats
+_COUNTERS = {
+    "slipstream_prompt_tokens_total": ("prompt_tokens", "Prompt tokens of accepted requests"),
+    "slipstream_generation_tokens_total": ("generation_tokens", "Tokens generated"),
+    "slipstream_preemptions_total": ("preemptions", "Preemptions by recomputation"),
+    "slipstream_steps_total": ("steps", "Steps computed"),
+    "slipstream_useful_tokens_total": ("useful_tokens", "Rows put through the model that served a request"),
+    "slipstream_computed_tokens_total": ("computed_tokens", "Rows put through the model, padding included"),
+    "slipstream_kv_held_token_steps_total": ("kv_held_token_steps", "Sum over steps of tokens held in KV blocks"),
+    "slipstream_kv_reserved_token_steps_total": (
+        "kv_reserved_token_steps",
+        "Sum over steps of KV blocks held x block size",
+    ),
+}
+_FINISHED = "slipstream_requests_finished_total"
+
+
+class MetricsPublisher:
+    """Publishes what the engine reports to this door; a door that does not lead publishes nothing.
+
+    Every change is a round trip to the server, so a thread of its own makes them, at most once for each report.
+    """
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        kind = pb_utils.MetricFamily
+        self._labels = labels
+        self._families = {name: kind(name=name, description=text, kind=kind.GAUGE) for name, text in _GAUGES.items()}
+        self._families |= {
+            name: kind(name=name, description=text, kind=kind.COUNTER) for name, (_, text) in _COUNTERS.items()
+        }
+        self._families[_FINISHED] = kind(name=_FINISHED, description="Requests ended, by reason", kind=kind.COUNTER)
+        self._metrics: dict[tuple[str, str], pb_utils.Metric] = {}
+        self._published = EngineStats()
+        self._pending: EngineStats | None = None
+        self._down = False
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def publish(self, stats: EngineStats) -> None:
+        """Publish a report of the living engine."""
+        with self._changed:
+            peak = self._pending.kv_blocks_peak if self._pending else 0
+            self._pending = stats
+            stats.kv_blocks_peak = max(stats.kv_blocks_peak, peak)
+            self._changed.notify()
+
+    def engine_down(self) -> None:
+        """The engine is gone: its gauges fall to zero, and the counters of the next one are added to its own."""
+        with self._changed:
+            self._pending = None
+            self._down = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending is not None or self._down or self._closing)
+                if self._closing:
+                    return
+                stats, self._pending = self._pending, None
+                down, self._down = self._down, False
+            if down and self._metrics:
+                self._set_gauges(EngineStats(kv_blocks_total=self._published.kv_blocks_total), up=0)
+                self._published = EngineStats()
+            if stats is not None:
+                self._set_gauges(stats, up=1)
+                self._add_counters(stats)
+                self._published = stats
+
+    def _set_gauges(self, stats: EngineStats, up: int) -> None:
+        total = stats.kv_blocks_total
+        values = {
+            "slipstream_requests_running": stats.running,
+            "slipstream_requests_waiting": stats.waiting,
+            "slipstream_kv_cache_usage": stats.kv_blocks_used / total if total else 0.0,
+            "slipstream_kv_blocks_used": stats.kv_blocks_used,
+            "slipstream_kv_blocks_peak": stats.kv_blocks_peak,
+            "slipstream_kv_blocks_total": total,
+            "slipstream_engine_up": up,
+        }
+        for name, value in values.items():
+            self._metric(name).set(value)
+
+    def _add_counters(self, stats: EngineStats) -> None:
+        for name, (field, _) in _COUNTERS.items():
+            self._metric(name).increment(getattr(stats, field) - getattr(self._published, field))
+        for reason, count in stats.finished.items():
+            self._metric(_FINISHED, reason).increment(count - self._published.finished.get(reason, 0))
+
+    def _metric(self, name: str, reason: str = "") -> pb_utils.Metric:
+        key = (name, reason)
+        if key not in self._metrics:
+            labels = {**self._labels, "reason": reason} if reason else self._labels
+            self._metrics[key] = self._families[name].Metric(labels=labels)
+        return self._metrics[key]

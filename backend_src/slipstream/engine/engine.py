@@ -1,0 +1,178 @@
+"""The engine: a scheduler, a runner and the step that joins them. It runs in a process of its own, or inside a test."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from slipstream.batchers.iterative import IterativeScheduler
+from slipstream.batchers.lockstep import LockstepScheduler
+from slipstream.config import EngineConfig
+from slipstream.engine.batch import Batch
+from slipstream.engine.block_pool import BlockPool
+from slipstream.engine.messages import EngineStats
+from slipstream.engine.records import StepRecord, StepRecords
+from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, Request
+from slipstream.engine.scheduler import ContinuousScheduler
+from slipstream.errors import InvalidRequest
+from slipstream.models.runner import Runner
+
+log = logging.getLogger(__name__)
+
+
+class Scheduler(Protocol):
+    """A batching policy. It owns the requests it was given until they are finished, and their blocks."""
+
+    pool: BlockPool
+    num_preemptions: int
+
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_held_tokens(self) -> int: ...
+    def add(self, request: Request) -> None: ...
+    def abort(
+        self, request: Request, now: float, reason: str = FINISH_CANCELLED, error: str | None = None
+    ) -> None: ...
+    def schedule(self, now: float) -> Batch: ...
+    def update(
+        self, batch: Batch, token_ids: list[int], eos_token_ids: frozenset[int], now: float
+    ) -> list[Request]: ...
+    def check(self) -> None: ...
+
+
+class Engine:
+    """Takes requests in, computes step by step, and says which requests changed."""
+
+    def __init__(self, config: EngineConfig, runner: Runner, clock: Callable[[], float] = time.monotonic) -> None:
+        self.runner = runner
+        self.records = StepRecords()
+        self.requests: dict[tuple[bytes, int], Request] = {}
+        self.scheduler = _make_scheduler(config, runner)
+        self._clock = clock
+        self._stats = EngineStats(kv_blocks_total=runner.num_blocks)
+        self._finished: Counter[str] = Counter()
+        self._blocks_peak = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Take in a request.
+
+        Raises:
+            InvalidRequest: it can never be computed.
+            Unavailable: the queue is full.
+        """
+        if request.key in self.requests:
+            raise InvalidRequest(f"request {request.key[1]} is still running")
+        if request.num_tokens == 0:
+            raise InvalidRequest("the prompt has no tokens")
+        if request.max_total_tokens > self.runner.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {request.num_prompt_tokens} tokens and max_tokens is {request.sampling.max_tokens}; "
+                f"together at most {self.runner.max_model_len} are allowed"
+            )
+        self.scheduler.add(request)
+        self.requests[request.key] = request
+        self._stats.prompt_tokens += request.num_prompt_tokens
+
+    def abort(
+        self, keys: Iterable[tuple[bytes, int]], reason: str = FINISH_CANCELLED, error: str | None = None
+    ) -> list[Request]:
+        """End requests, wherever they are; keys that are unknown have ended already. Returns those that it ended."""
+        ended = []
+        for key in keys:
+            request = self.requests.get(key)
+            if request is not None:
+                self.scheduler.abort(request, self._clock(), reason, error)
+                self._forget(request)
+                ended.append(request)
+        return ended
+
+    def step(self) -> list[Request]:
+        """Compute one step; returns the requests that got a token or ended, the ended ones for the last time."""
+        scheduler = self.scheduler
+        start = self._clock()
+        batch = scheduler.schedule(start)
+        record = self._open_record(batch, start)
+        try:
+            token_ids = self.runner.run(batch) if batch.chunks else []
+        except Exception as error:
+            log.exception("a step failed; its requests are ended")
+            keys = [chunk.request.key for chunk in batch.chunks if not chunk.request.finished]
+            ended = self.abort(keys, FINISH_ERROR, f"the step that computed it failed: {type(error).__name__}: {error}")
+            return ended + scheduler.update(Batch(), [], self.runner.eos_token_ids, self._clock())
+        computed = self._clock()
+        changed = scheduler.update(batch, token_ids, self.runner.eos_token_ids, computed)
+        for request in changed:
+            if request.finished:
+                self._forget(request)
+        if not scheduler.has_work:
+            scheduler.check()
+        record.run_s = computed - record.start_s - record.schedule_s
+        record.update_s = self._clock() - computed
+        self._close_record(record)
+        return changed
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters; the high-water mark of blocks starts anew with each call."""
+        stats, scheduler = self._stats, self.scheduler
+        stats.running, stats.waiting = scheduler.num_running, scheduler.num_waiting
+        stats.kv_blocks_used = scheduler.pool.num_used
+        stats.kv_blocks_peak = max(self._blocks_peak, stats.kv_blocks_used)
+        stats.preemptions = scheduler.num_preemptions
+        stats.finished = dict(self._finished)
+        self._blocks_peak = 0
+        return stats
+
+    def _forget(self, request: Request) -> None:
+        del self.requests[request.key]
+        assert request.finish_reason is not None
+        self._finished[request.finish_reason] += 1
+
+    def _open_record(self, batch: Batch, start: float) -> StepRecord:
+        scheduler = self.scheduler
+        decode_rows = sum(chunk.num_tokens == 1 and not chunk.request.finished for chunk in batch.chunks)
+        return StepRecord(
+            index=self._stats.steps,
+            start_s=start,
+            prefill_rows=batch.num_useful_tokens - decode_rows,
+            decode_rows=decode_rows,
+            padding_rows=batch.num_padding_tokens,
+            sampled_rows=sum(not chunk.request.finished for chunk in batch.sampled),
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            preemptions=scheduler.num_preemptions,
+            kv_blocks_used=scheduler.pool.num_used,
+            kv_tokens_held=scheduler.num_held_tokens + batch.num_useful_tokens,
+            schedule_s=self._clock() - start,
+        )
+
+    def _close_record(self, record: StepRecord) -> None:
+        stats = self._stats
+        stats.steps += 1
+        stats.generation_tokens += record.sampled_rows
+        stats.computed_tokens += record.prefill_rows + record.decode_rows + record.padding_rows
+        stats.useful_tokens += record.prefill_rows + record.decode_rows
+        stats.kv_held_token_steps += record.kv_tokens_held
+        stats.kv_reserved_token_steps += record.kv_blocks_used * self.scheduler.pool.block_size
+        self._blocks_peak = max(self._blocks_peak, record.kv_blocks_used)
+        self.records.append(record)
+
+
+def _make_scheduler(config: EngineConfig, runner: Runner) -> Scheduler:
+    pool = BlockPool(runner.num_blocks, config.block_size)
+    if config.policy == "lockstep":
+        return LockstepScheduler(config, pool)
+    if config.policy == "iterative":
+        return IterativeScheduler(config, pool)
+    return ContinuousScheduler(config, pool, runner.token_budget)

@@ -1,0 +1,269 @@
+"""A door's link to its engine: starts the engine if none is alive, shares it if one is, and notices its death.
+
+Liveness is the end-of-file of the control socket: it comes however the engine dies. All traffic is done by one thread;
+the door's own threads only append to a queue.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from slipstream.config import EngineConfig
+from slipstream.engine.control import receive_message, send_message
+from slipstream.engine.messages import Cancel, Command, EngineInfo, NewRequest, Submit, Update
+from slipstream.errors import ConfigError, SlipstreamError, Unavailable
+
+log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.2
+_LONGEST_BACKOFF_S = 10.0
+_START_TIMEOUT_S = 30.0
+
+
+class EngineFailed(SlipstreamError):
+    """The engine could not be started, or refused this door."""
+
+
+class EngineLink:
+    """Connects a door to the engine of one server that has this configuration.
+
+    `on_update` and `on_down` are called from the link's thread: with each step's news, and with the reason when the
+    engine is gone; whatever was in flight then will not be answered any more.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        directory: Path,
+        on_update: Callable[[Update], None],
+        on_down: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._on_update = on_update
+        self._on_down = on_down
+        self._queue: collections.deque[Command] = collections.deque()
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._closing = False
+        self._down_reason: str | None = "the engine has not started yet"
+        self._thread = threading.Thread(target=self._run, name="engine-link", daemon=True)
+        self._session: _Session | None = None
+        self.info: EngineInfo | None = None
+
+    def start(self) -> EngineInfo:
+        """Connect, starting the engine if need be; returns when its model is loaded.
+
+        Raises:
+            EngineFailed: the engine did not start, or runs with another configuration.
+        """
+        self._session = _Session(self._config, self._directory)
+        self.info = self._session.info
+        self._down_reason = None
+        self._thread.start()
+        return self.info
+
+    @property
+    def up(self) -> bool:
+        return self._down_reason is None
+
+    def submit(self, requests: Sequence[NewRequest], advance: Sequence[int] = ()) -> None:
+        """Hand over new requests and, to an iterative engine, the ids that are to get one more token.
+
+        Raises:
+            Unavailable: the engine is down; the text says why.
+        """
+        self._put(Submit(list(requests), list(advance)))
+
+    def cancel(self, ids: Sequence[int]) -> None:
+        """End requests; with the engine down they have ended already."""
+        if self.up:
+            self._put(Cancel(list(ids)))
+
+    def close(self) -> None:
+        """Leave the engine; it ends by itself when its last door has left."""
+        self._closing = True
+        os.write(self._wake_writer, b".")
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+
+    def _put(self, command: Command) -> None:
+        reason = self._down_reason
+        if reason is not None:
+            raise Unavailable(f"the engine is not up: {reason}")
+        self._queue.append(command)
+        os.write(self._wake_writer, b".")
+
+    def _run(self) -> None:
+        backoff = _FIRST_BACKOFF_S
+        while not self._closing:
+            if self._session is None:
+                try:
+                    self._session = _Session(self._config, self._directory)
+                except Exception as error:
+                    self._down_reason = str(error)
+                    log.error("engine %s is not back: %s", self._config.name, error)
+                    time.sleep(backoff)
+                    backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
+                    continue
+                self._queue.clear()
+                self._down_reason = None
+                backoff = _FIRST_BACKOFF_S
+            self._serve(self._session)
+            self._session.close()
+            self._session = None
+            if not self._closing:
+                self._down_reason = f"engine {self._config.name!r} died and is being started again"
+                self._on_down(self._down_reason)
+
+    def _serve(self, session: _Session) -> None:
+        """Carry commands and updates until the engine is gone or the link is closed."""
+        poller = zmq.Poller()
+        poller.register(session.messages, zmq.POLLIN)
+        poller.register(session.control.fileno(), zmq.POLLIN)
+        poller.register(self._wake_reader, zmq.POLLIN)
+        decoder = msgspec.msgpack.Decoder(Update)
+        while True:
+            ready = dict(poller.poll())
+            if session.messages in ready:
+                self._on_update(decoder.decode(session.messages.recv()))
+            elif session.control.fileno() in ready:
+                # Nothing is ever said here after the greeting: this is the engine's end-of-file.
+                return
+            if self._wake_reader in ready:
+                os.read(self._wake_reader, 4096)
+                if self._closing:
+                    return
+                while self._queue:
+                    session.messages.send(msgspec.msgpack.encode(self._queue.popleft()))
+
+
+class _Session:
+    """One connection to one living engine."""
+
+    def __init__(self, config: EngineConfig, directory: Path) -> None:
+        identity = secrets.token_bytes(8)
+        self.control = _connect_or_start(config, directory)
+        try:
+            send_message(
+                self.control,
+                {
+                    "type": "door",
+                    "identity": identity.hex(),
+                    "fingerprint": config.fingerprint,
+                    "config": dataclasses.asdict(config),
+                },
+            )
+            answer = receive_message(self.control)
+        except OSError as error:
+            self.control.close()
+            raise EngineFailed(f"engine {config.name!r} died while it was starting: {_log_tail(config, directory)}") from error
+        if answer["type"] != "ready":
+            self.control.close()
+            raise EngineFailed(str(answer["reason"]))
+        self.info = msgspec.convert(answer["info"], EngineInfo)
+        self.messages = zmq.Context.instance().socket(zmq.DEALER)
+        self.messages.routing_id = identity
+        self.messages.linger = 0
+        self.messages.sndhwm = self.messages.rcvhwm = 0
+        self.messages.connect(f"ipc://{directory / config.name}.zmq")
+
+    def close(self) -> None:
+        self.messages.close()
+        self.control.close()
+
+
+def _connect_or_start(config: EngineConfig, directory: Path) -> socket.socket:
+    """A control connection to the living engine of that name, or to a new one; only one door at a time decides which."""
+    path = directory / f"{config.name}.sock"
+    with (directory / f"{config.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        connection = _connect(path)
+        if connection is not None:
+            return connection
+        process = _start(config, directory)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            connection = _connect(path)
+            if connection is not None:
+                return connection
+            if process.poll() is not None:
+                break
+            time.sleep(0.02)
+        process.kill()
+        raise EngineFailed(f"engine {config.name!r} did not start: {_log_tail(config, directory)}")
+
+
+def _connect(path: Path) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    return connection
+
+
+def _start(config: EngineConfig, directory: Path) -> subprocess.Popen[bytes]:
+    """Start the engine in a fresh interpreter and a session of its own."""
+    description = directory / f"{config.name}.json"
+    description.write_text(json.dumps({"config": dataclasses.asdict(config), "directory": str(directory)}))
+    with (directory / f"{config.name}.log").open("ab") as output:
+        process = subprocess.Popen(
+            [_interpreter(), "-m", "slipstream.engine.process", str(description)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            start_new_session=True,
+        )
+    # Reaped by a thread, so that a dead engine is not kept as a zombie of the door that happened to start it.
+    threading.Thread(target=process.wait, name="reap-engine", daemon=True).start()
+    return process
+
+
+def _interpreter() -> str:
+    """A Python that runs this version's code. Inside Triton's stub `sys.executable` is only the first python3 of PATH.
+
+    Raises:
+        ConfigError: none of the candidates is this Python version.
+    """
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    candidates = [
+        Path(sys.prefix) / "bin" / f"python{version}",
+        Path(sys.prefix) / "bin" / "python3",
+        Path(sys.executable or "/nonexistent"),
+        Path(sysconfig.get_config_var("BINDIR") or "/nonexistent") / f"python{version}",
+    ]
+    probe = "import sys; print('%d.%d' % sys.version_info[:2])"
+    for candidate in candidates:
+        if not candidate.exists():
+            continue
+        result = subprocess.run([candidate, "-c", probe], capture_output=True, text=True, timeout=30, check=False)
+        if result.stdout.strip() == version:
+            return str(candidate)
+    raise ConfigError(f"no Python {version} interpreter found for the engine; tried {', '.join(map(str, candidates))}")
+
+
+def _log_tail(config: EngineConfig, directory: Path) -> str:
+    """The last line of the engine's log, where its error stands."""
+    path = directory / f"{config.name}.log"
+    lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+    return f"{lines[-1] if lines else 'no output'} (log: {path})"

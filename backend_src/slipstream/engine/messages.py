@@ -1,0 +1,117 @@
+"""What doors and engines say to each other, as msgpack over a Unix-domain socket: one message per step and door."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slipstream.engine.request import Request, SamplingParams, Waited
+
+# How a failed request is to be answered; the doors map these to Triton's codes.
+INVALID = "invalid"
+UNAVAILABLE = "unavailable"
+CANCELLED = "cancelled"
+INTERNAL = "internal"
+
+
+class NewRequest(msgspec.Struct):
+    """One request. `id` is the door's own; `arrival_time` is its monotonic clock, which is the machine's."""
+
+    id: int
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    arrival_time: float
+    stream: bool
+
+
+class Submit(msgspec.Struct, tag=True):
+    """Queue `requests` together; a lock-step engine makes them one group where they fit.
+
+    `advance` names sequences of an iterative engine that are to get one more token in the same step.
+    """
+
+    requests: list[NewRequest]
+    advance: list[int] = []
+
+
+class Cancel(msgspec.Struct, tag=True):
+    """End these; unknown ids have ended already."""
+
+    ids: list[int]
+
+
+Command = Submit | Cancel
+
+
+class RequestStats(msgspec.Struct):
+    """How a request fared, in seconds and counts; sent once, with its end."""
+
+    queue_s: float
+    first_token_s: float | None
+    inference_s: float
+    num_preemptions: int
+    waited: Waited
+
+    @classmethod
+    def of(cls, request: Request) -> RequestStats:
+        end = request.finish_time if request.finish_time is not None else request.arrival_time
+        scheduled = request.first_scheduled_time if request.first_scheduled_time is not None else end
+        first_token = request.first_token_time
+        return cls(
+            queue_s=scheduled - request.arrival_time,
+            first_token_s=None if first_token is None else first_token - request.arrival_time,
+            inference_s=end - scheduled,
+            num_preemptions=request.num_preemptions,
+            waited=request.waited,
+        )
+
+
+class Output(msgspec.Struct):
+    """New tokens of one request; `finish_reason` and `stats` come with the last, `error` and its kind with a failure."""
+
+    id: int
+    token_ids: list[int] = []
+    finish_reason: str | None = None
+    error: str | None = None
+    error_kind: str | None = None
+    stats: RequestStats | None = None
+
+
+class EngineStats(msgspec.Struct):
+    """Gauges of now and counters since the engine's start."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_peak: int = 0  # since the last publication
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    useful_tokens: int = 0
+    computed_tokens: int = 0
+    kv_held_token_steps: int = 0
+    kv_reserved_token_steps: int = 0
+    finished: dict[str, int] = {}
+
+
+class Update(msgspec.Struct):
+    """What one step means for one door; `stats` goes to the leading door alone, at a low rate."""
+
+    outputs: list[Output]
+    stats: EngineStats | None = None
+
+
+class EngineInfo(msgspec.Struct, kw_only=True):
+    """What a door learns of its engine when it connects."""
+
+    engine: str
+    model: str
+    device: str
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    batch_invariant: bool
+    pid: int

@@ -1,0 +1,353 @@
+"""The engine's process: `python -m slipstream.engine.process NAME.json`, started by the first door that needs it.
+
+One thread polls the doors' commands, the control socket and, while there is work, computes step after step. It never
+waits for a door: answers are queued to zmq's own thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from slipstream.config import EngineConfig
+from slipstream.engine import messages
+from slipstream.engine.control import Connection, ControlSocket
+from slipstream.engine.messages import Cancel, Command, EngineInfo, NewRequest, Output, RequestStats, Submit
+from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, Request
+from slipstream.errors import InvalidRequest, Unavailable
+
+log = logging.getLogger("slipstream.engine")
+
+# How long an engine that is still loading waits for the door that started it.
+_FIRST_DOOR_SECONDS = 120.0
+_STATS_INTERVAL_S = 0.25
+
+
+class EngineProcess:
+    """Serves one engine to the doors of one server."""
+
+    def __init__(self, config: EngineConfig, directory: Path) -> None:
+        self._config = config
+        self._directory = directory
+        self._control = ControlSocket(directory / f"{config.name}.sock")
+        self._commands = zmq.Context.instance().socket(zmq.ROUTER)
+        self._commands.sndhwm = self._commands.rcvhwm = 0
+        self._commands.bind(f"ipc://{directory / config.name}.zmq")
+        self._poller = zmq.Poller()
+        self._poller.register(self._commands, zmq.POLLIN)
+        self._poller.register(self._control.listener, zmq.POLLIN)
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._poller.register(self._wake_reader, zmq.POLLIN)
+        self._decoder = msgspec.msgpack.Decoder(Command)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._engine: Any = None
+        self._failure: str | None = None
+        self._greetings: list[Connection] = []  # doors that wait for the model to be loaded
+        self._doors: dict[bytes, Connection] = {}  # by identity, the first leads
+        self._alone_since = time.monotonic()
+        self._had_door = False
+        self._stats_due = 0.0
+        self._drain_until: float | None = None
+        self._drainers: list[Connection] = []
+        self._drain_counts = {"finished": 0, "aborted": 0}
+
+    def run(self) -> None:
+        """Load the model, then serve until the last door has been gone for the grace time."""
+        threading.Thread(target=self._load, name="load", daemon=True).start()
+        while not self._deserted():
+            ready = dict(self._poller.poll(self._poll_timeout_ms()))
+            if self._wake_reader in ready:
+                os.read(self._wake_reader, 64)
+                self._loaded()
+            if self._control.listener.fileno() in ready:
+                self._accept()
+            for descriptor in [fd for fd in ready if fd in self._control.connections]:
+                self._converse(self._control.connections[descriptor])
+            if self._commands in ready:
+                self._take_commands()
+            if self._engine is not None and self._engine.has_work:
+                self._report(self._engine.step())
+            if self._drain_until is not None:
+                self._drain()
+        self._control.close()
+        self._commands.close()
+        leftovers = [".zmq", ".json"] if self._failure else [".zmq", ".json", ".log"]
+        for suffix in leftovers:
+            (self._directory / f"{self._config.name}{suffix}").unlink(missing_ok=True)
+
+    # --- loading
+
+    def _load(self) -> None:
+        try:
+            from slipstream.engine.engine import Engine
+            from slipstream.models.runner import ModelRunner
+            from slipstream.models.store import resolve
+
+            self._engine = Engine(self._config, ModelRunner(self._config, resolve(self._config.model)))
+        except Exception as error:
+            log.exception("the engine could not be loaded")
+            self._failure = f"{error}" if str(error) else type(error).__name__
+        os.write(self._wake_writer, b".")
+
+    def _loaded(self) -> None:
+        for connection in self._greetings:
+            self._greet(connection)
+        self._greetings.clear()
+
+    @property
+    def _state(self) -> str:
+        if self._failure is not None:
+            return "failed"
+        if self._engine is None:
+            return "loading"
+        return "ready" if self._drain_until is None else "draining"
+
+    # --- time
+
+    def _deserted(self) -> bool:
+        if self._failure is not None and not self._greetings:
+            return True
+        grace = self._config.grace_seconds if self._had_door else _FIRST_DOOR_SECONDS
+        return not self._doors and not self._greetings and time.monotonic() - self._alone_since > grace
+
+    def _poll_timeout_ms(self) -> int | None:
+        if self._engine is not None and self._engine.has_work:
+            return 0
+        if self._drain_until is not None or not self._doors:
+            return 200
+        return None
+
+    # --- the control socket
+
+    def _accept(self) -> None:
+        connection = self._control.accept()
+        if connection is not None:
+            self._poller.register(connection.socket.fileno(), zmq.POLLIN)
+
+    def _converse(self, connection: Connection) -> None:
+        received = connection.receive()
+        if received is None:
+            self._part(connection)
+            return
+        for message in received:
+            kind = message.get("type")
+            if kind == "door":
+                connection.identity = bytes.fromhex(message["identity"])
+                if message["fingerprint"] != self._config.fingerprint:
+                    self._refuse(connection, message)
+                elif self._state == "loading":
+                    self._greetings.append(connection)
+                else:
+                    self._greet(connection)
+            elif kind == "status":
+                connection.send(self._status())
+            elif kind == "records" and self._engine is not None:
+                last = self._engine.records.last(int(message.get("last", 100)))
+                connection.send({"type": "records", "records": last})
+            elif kind == "drain":
+                self._drainers.append(connection)
+                self._start_drain(float(message.get("timeout_s", 20.0)))
+            else:
+                connection.send({"type": "error", "reason": f"unknown message type {kind!r}"})
+
+    def _refuse(self, connection: Connection, message: dict[str, Any]) -> None:
+        ours = dataclasses.asdict(self._config)
+        differing = {key: value for key, value in message["config"].items() if ours.get(key) != value}
+        reason = "; ".join(f"{key} is {value!r} here and {ours.get(key)!r} there" for key, value in differing.items())
+        connection.send(
+            {
+                "type": "refused",
+                "reason": f"engine {self._config.name!r} runs with another configuration (fingerprint "
+                f"{message['fingerprint']} here, {self._config.fingerprint} there): {reason}",
+            }
+        )
+
+    def _greet(self, connection: Connection) -> None:
+        if self._failure is not None:
+            connection.send({"type": "refused", "reason": self._failure})
+            return
+        assert connection.identity is not None
+        self._doors[connection.identity] = connection
+        self._had_door = True
+        self._stats_due = 0.0
+        runner = self._engine.runner
+        info = EngineInfo(
+            engine=self._config.name,
+            model=self._config.model,
+            device=runner.device_name,
+            max_model_len=runner.max_model_len,
+            vocab_size=runner.vocab_size,
+            num_blocks=runner.num_blocks,
+            block_size=self._config.block_size,
+            max_num_seqs=self._config.max_num_seqs,
+            batch_invariant=runner.batch_invariant,
+            pid=os.getpid(),
+        )
+        connection.send({"type": "ready", "info": msgspec.to_builtins(info)})
+        self._report([])
+
+    def _part(self, connection: Connection) -> None:
+        """A peer is gone; a door takes its requests with it."""
+        self._poller.unregister(connection.socket.fileno())
+        self._control.drop(connection)
+        if connection in self._greetings:
+            self._greetings.remove(connection)
+        if connection in self._drainers:
+            self._drainers.remove(connection)
+        if connection.identity in self._doors:
+            del self._doors[connection.identity]
+            self._engine.abort([key for key in self._engine.requests if key[0] == connection.identity])
+            self._stats_due = 0.0
+            self._report([])
+        self._alone_since = time.monotonic()
+
+    def _status(self) -> dict[str, Any]:
+        status: dict[str, Any] = {
+            "type": "status",
+            "engine": self._config.name,
+            "state": self._state,
+            "model": self._config.model,
+            "pid": os.getpid(),
+            "doors": len(self._doors),
+            "reason": self._failure,
+        }
+        if self._engine is not None:
+            scheduler, runner = self._engine.scheduler, self._engine.runner
+            status |= {
+                "running": scheduler.num_running,
+                "waiting": scheduler.num_waiting,
+                "kv_blocks_used": scheduler.pool.num_used,
+                "kv_blocks_total": scheduler.pool.num_blocks,
+                "device": runner.device_name,
+                "batch_invariant": runner.batch_invariant,
+            }
+        return status
+
+    # --- draining
+
+    def _start_drain(self, timeout_s: float) -> None:
+        """Refuse what is new, end what waits, let what runs finish until the time is up."""
+        if self._drain_until is None:
+            self._drain_until = time.monotonic() + timeout_s
+        if self._engine is not None:
+            waiting = [key for key, request in self._engine.requests.items() if request.first_scheduled_time is None]
+            self._end(waiting, "the server is shutting down")
+
+    def _drain(self) -> None:
+        assert self._drain_until is not None
+        if self._engine is not None and self._engine.requests and time.monotonic() > self._drain_until:
+            self._end(list(self._engine.requests), "the server is shutting down and the request did not end in time")
+        if self._engine is None or not self._engine.requests:
+            for connection in self._drainers:
+                connection.send({"type": "drained", **self._drain_counts})
+            self._drainers.clear()
+
+    def _end(self, keys: list[tuple[bytes, int]], error: str) -> None:
+        ended = self._engine.abort(keys, FINISH_ERROR, error)
+        self._drain_counts["aborted"] += len(ended)
+        self._report(ended, messages.UNAVAILABLE)
+
+    # --- requests
+
+    def _take_commands(self) -> None:
+        while True:
+            try:
+                identity, payload = self._commands.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            command = self._decoder.decode(payload)
+            if isinstance(command, Cancel):
+                keys = [(identity, id_) for id_ in command.ids]
+                self._report(self._engine.abort(keys, FINISH_CANCELLED, "Request was cancelled"), messages.CANCELLED)
+            else:
+                answers = [self._add(identity, new) for new in command.requests]
+                answers += [self._advance(identity, id_) for id_ in command.advance]
+                self._send(identity, [answer for answer in answers if answer is not None])
+
+    def _add(self, identity: bytes, new: NewRequest) -> Output | None:
+        """Queue one request; the answer to it if it is refused."""
+        request = Request((identity, new.id), new.prompt_ids, new.sampling, new.arrival_time, new.stream)
+        try:
+            if self._drain_until is not None:
+                raise Unavailable("the server is shutting down")
+            if identity not in self._doors:
+                raise Unavailable("the door has left")
+            self._engine.add(request)
+        except InvalidRequest as error:
+            return Output(new.id, finish_reason=FINISH_ERROR, error=str(error), error_kind=messages.INVALID)
+        except Unavailable as error:
+            return Output(new.id, finish_reason=FINISH_ERROR, error=str(error), error_kind=messages.UNAVAILABLE)
+        return None
+
+    def _advance(self, identity: bytes, id_: int) -> Output | None:
+        """Name a sequence for the next iteration; the answer if it has ended."""
+        request = self._engine.requests.get((identity, id_))
+        if request is None:
+            return Output(id_, finish_reason=FINISH_ERROR, error="the sequence has ended", error_kind=messages.INTERNAL)
+        self._engine.scheduler.advance(request)
+        return None
+
+    def _report(self, changed: list[Request], error_kind: str = messages.INTERNAL) -> None:
+        """Tell each door what is new for its requests, and the leading door how the engine fares."""
+        if self._drain_until is not None:
+            self._drain_counts["finished"] += sum(r.finished and r.error is None for r in changed)
+        by_door: dict[bytes, list[Output]] = defaultdict(list)
+        for request in changed:
+            if request.finished or request.stream:
+                by_door[request.key[0]].append(_output(request, error_kind))
+        leader = next(iter(self._doors), None)
+        now = time.monotonic()
+        stats = None
+        if leader is not None and (now >= self._stats_due or not self._engine.has_work):
+            stats = self._engine.stats()
+            self._stats_due = now + _STATS_INTERVAL_S
+            by_door.setdefault(leader, [])
+        for identity, outputs in by_door.items():
+            self._send(identity, outputs, stats if identity == leader else None)
+
+    def _send(self, identity: bytes, outputs: list[Output], stats: messages.EngineStats | None = None) -> None:
+        if outputs or stats is not None:
+            update = messages.Update(outputs, stats)
+            self._commands.send_multipart([identity, self._encoder.encode(update)], zmq.NOBLOCK)
+
+
+def _output(request: Request, error_kind: str) -> Output:
+    """What has not been reported of a request yet."""
+    output = request.token_ids[request.num_prompt_tokens :]
+    new, request.num_reported = output[request.num_reported :], len(output)
+    return Output(
+        id=request.key[1],
+        token_ids=new,
+        finish_reason=request.finish_reason,
+        error=request.error,
+        error_kind=error_kind if request.error is not None else None,
+        stats=RequestStats.of(request) if request.finished else None,
+    )
+
+
+def main() -> None:
+    """Run the engine that a door has described in a JSON file: its configuration and its runtime directory."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    # The terminal's Ctrl-C is the server's business; the engine ends after its last door.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    description = json.loads(Path(sys.argv[1]).read_text())
+    EngineProcess(EngineConfig(**description["config"]), Path(description["directory"])).run()
+    # The loading thread may still be inside torch; nothing is left that would need an orderly end.
+    logging.shutdown()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

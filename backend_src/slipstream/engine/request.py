@@ -1,0 +1,141 @@
+"""A request as the engine sees it: token ids, counters, blocks and times. It has no phase; everything is derived."""
+
+from __future__ import annotations
+
+import msgspec
+
+FINISH_STOP = "stop"
+FINISH_LENGTH = "length"
+FINISH_CANCELLED = "cancelled"
+FINISH_ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """How tokens are chosen and when a sequence ends; ranges are validated at the door.
+
+    `stop_length` ends the sequence at that many output tokens exactly as an end-of-sequence token would, also with
+    `ignore_eos`; only the stop check after sampling reads it, never a scheduler.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    stop_length: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        """A temperature below 1e-5 is greedy: the softmax of any two different fp32 logits is one-hot there."""
+        return self.temperature < 1e-5
+
+
+class Waited(msgspec.Struct):
+    """In how many steps a request got nothing, by what it lacked."""
+
+    seats: int = 0
+    blocks: int = 0
+    budget: int = 0
+
+
+class Request:
+    """One sequence: a prompt and what has been generated for it.
+
+    Attributes:
+        key: unique while the request lives; chosen by who submits it.
+        token_ids: the prompt, then the output.
+        num_computed: tokens whose keys and values lie in the cache, from the first on.
+        stream: whether each step's tokens are reported, or all at the end.
+        num_reported: output tokens that were reported.
+        padding: left padding before the first token, in cache slots (lock-step batches only).
+        block_table: the blocks that hold them, append-only while it runs.
+        error: what went wrong, where `finish_reason` is `error`.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "block_table",
+        "error",
+        "finish_reason",
+        "finish_time",
+        "first_scheduled_time",
+        "first_token_time",
+        "key",
+        "num_computed",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_reported",
+        "padding",
+        "sampling",
+        "stream",
+        "token_ids",
+        "waited",
+    )
+
+    def __init__(
+        self,
+        key: tuple[bytes, int],
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        arrival_time: float,
+        stream: bool = True,
+    ) -> None:
+        self.key = key
+        self.stream = stream
+        self.num_reported = 0
+        self.token_ids = list(prompt_ids)
+        self.num_prompt_tokens = len(prompt_ids)
+        self.sampling = sampling
+        self.arrival_time = arrival_time
+        self.first_scheduled_time: float | None = None
+        self.first_token_time: float | None = None
+        self.finish_time: float | None = None
+        self.num_computed = 0
+        self.padding = 0
+        self.block_table: list[int] = []
+        self.num_preemptions = 0
+        self.waited = Waited()
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def max_total_tokens(self) -> int:
+        """The most tokens it may ever have: prompt + max_tokens."""
+        return self.num_prompt_tokens + self.sampling.max_tokens
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def append(self, token_id: int, eos_token_ids: frozenset[int], now: float) -> None:
+        """Add a sampled token and find out whether the sequence ends with it; a negative id is a failed sample."""
+        if token_id < 0:
+            self.finish(FINISH_ERROR, now, "the model's logits were not finite")
+            return
+        if self.first_token_time is None:
+            self.first_token_time = now
+        self.token_ids.append(token_id)
+        sampling = self.sampling
+        if (
+            (token_id in eos_token_ids and not sampling.ignore_eos)
+            or token_id in sampling.stop_token_ids
+            or self.num_output_tokens == sampling.stop_length
+        ):
+            self.finish(FINISH_STOP, now)
+        elif self.num_output_tokens >= sampling.max_tokens:
+            self.finish(FINISH_LENGTH, now)
+
+    def finish(self, reason: str, now: float, error: str | None = None) -> None:
+        self.finish_reason = reason
+        self.finish_time = now
+        self.error = error

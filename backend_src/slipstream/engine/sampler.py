@@ -1,0 +1,62 @@
+"""From logits to token ids, vectorised over the batch. What a row gets depends on that row alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from slipstream.engine.noise import uniform
+from slipstream.engine.request import Request
+
+NOT_FINITE = -1
+
+
+def sample(logits: torch.Tensor, requests: list[Request]) -> list[int]:
+    """Choose the next token of each request from its row of `logits` [num_requests, vocab].
+
+    Greedy rows take the highest logit, the lowest id among equals. The others are drawn by inverse transform from
+    softmax(logits / temperature), cut to top_k and then to the smallest set that holds top_p; the number drawn depends
+    on the request's seed and its output index alone. A row whose logits are not finite gives `NOT_FINITE`.
+    """
+    highest, token_ids = logits.max(dim=-1)
+    token_ids = torch.where(torch.isfinite(highest), token_ids, NOT_FINITE)
+    drawn = [row for row, request in enumerate(requests) if not request.sampling.greedy]
+    if drawn:
+        rows = torch.tensor(drawn, device=logits.device)
+        valid = token_ids[rows] != NOT_FINITE
+        chosen = _draw(logits[rows], [requests[row] for row in drawn])
+        token_ids[rows] = torch.where(valid, chosen, NOT_FINITE)
+    return token_ids.tolist()
+
+
+def _draw(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    """One id for each row of `logits` [num_drawn, vocab], by each request's parameters."""
+    device, vocab = logits.device, logits.shape[1]
+    sampling = [request.sampling for request in requests]
+
+    def column(values: list[float] | list[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+    temperature = column([s.temperature for s in sampling], torch.float32)
+    top_k = column([s.top_k if s.top_k > 0 else vocab for s in sampling], torch.long)
+    top_p = column([s.top_p for s in sampling], torch.float32)
+    numbers = uniform(
+        np.array([s.seed for s in sampling], np.uint64),
+        np.zeros(len(sampling), np.uint64),
+        np.array([request.num_output_tokens for request in requests], np.uint64),
+    )
+
+    # Subtracting the highest logit first keeps any temperature from overflowing.
+    scaled = (logits.float() - logits.float().amax(-1, keepdim=True)) / temperature
+    ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
+    rank = torch.arange(vocab, device=device)
+    probability = torch.softmax(ordered.masked_fill(rank >= top_k, -torch.inf), dim=-1, dtype=torch.float64)
+    before = probability.cumsum(-1) - probability
+    # The most likely token always stays: with top_p = 0 it is the only one.
+    kept = probability.masked_fill((before >= top_p) & (rank > 0), 0.0)
+    cumulative = kept.cumsum(-1)
+    target = torch.from_numpy(numbers).to(device)[:, None] * cumulative[:, -1:]
+    place = torch.searchsorted(cumulative, target, right=True).clamp(max=vocab - 1)
+    # The last place with any probability, should rounding put the target behind it.
+    last = (kept > 0).sum(-1, keepdim=True) - 1
+    return ids.gather(1, torch.minimum(place, last))[:, 0]

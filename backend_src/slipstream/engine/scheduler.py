@@ -1,0 +1,206 @@
+"""The continuous scheduler: every step it decides anew which tokens of which sequences are computed.
+
+There is one rule for all sequences: each catches up `num_computed` to `num_tokens`, a long prompt in chunks, a running
+answer by one token. Running sequences come first, then the queue, while seats, token budget and blocks last.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from slipstream.config import EngineConfig
+from slipstream.engine.admission import NoEvict, Optimistic
+from slipstream.engine.batch import Batch, Chunk
+from slipstream.engine.block_pool import BlockPool
+from slipstream.engine.request import FINISH_CANCELLED, FINISH_LENGTH, Request
+from slipstream.errors import InvalidRequest, Unavailable
+
+
+class ContinuousScheduler:
+    """Iteration-level scheduling over a paged KV pool, first come first served."""
+
+    def __init__(self, config: EngineConfig, pool: BlockPool, token_budget: int) -> None:
+        self.pool = pool
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # by admission: the last is the newest, and the first victim
+        self.num_preemptions = 0
+        self._max_num_seqs = config.max_num_seqs
+        self._token_budget = token_budget
+        self._chunked_prefill = config.chunked_prefill
+        self._admission = NoEvict(pool) if config.admission == "no_evict" else Optimistic(pool)
+        self._no_evict = config.admission == "no_evict"
+        self._max_queued_requests = config.max_queued_requests
+        self._max_queued_tokens = config.max_queued_tokens
+        self._queued_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens whose keys and values lie in the pool."""
+        return sum(request.num_computed for request in self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequest: it can never fit.
+            Unavailable: the queue is full.
+        """
+        most = request.max_total_tokens if self._no_evict else request.num_tokens + 1
+        if self.pool.blocks_for(most) > self.pool.num_blocks:
+            raise InvalidRequest(
+                f"the request needs {most} tokens of KV cache at once; the whole pool has "
+                f"{self.pool.num_blocks * self.pool.block_size}"
+            )
+        if not self._chunked_prefill and request.num_tokens > self._token_budget:
+            raise InvalidRequest(
+                f"the prompt has {request.num_tokens} tokens; without chunked_prefill at most "
+                f"max_num_batched_tokens = {self._token_budget} are computed in one step"
+            )
+        if len(self.waiting) >= self._max_queued_requests:
+            raise Unavailable(f"the queue is full: {len(self.waiting)} requests wait, max_queued_requests allows no more")
+        if self.waiting and self._queued_tokens + request.num_tokens > self._max_queued_tokens:
+            raise Unavailable(
+                f"the queue is full: {self._queued_tokens} tokens wait, {request.num_tokens} more would exceed "
+                f"max_queued_tokens = {self._max_queued_tokens}"
+            )
+        self._queued_tokens += request.num_tokens
+        self.waiting.append(request)
+
+    def abort(self, request: Request, now: float, reason: str = FINISH_CANCELLED, error: str | None = None) -> None:
+        """End a request wherever it is; its blocks are free when this returns."""
+        request.finish(reason, now, error)
+        if request in self.running:
+            self._release(request)
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+            self._queued_tokens -= request.num_tokens
+
+    def schedule(self, now: float) -> Batch:
+        """Choose what the next step computes. Every running sequence has blocks for all it is to compute."""
+        chunks: dict[Request, Chunk] = {}
+        budget = self._token_budget
+        preemptions = self.num_preemptions
+        for position, request in enumerate(list(self.running)):
+            if request.block_table == [] or request.finished:
+                continue  # preempted, or ended by outgrowing the pool, earlier in this step
+            # One token of the budget stays for each sequence after this one, so a chunk never starves a decode.
+            kept = len(self.running) - position - 1
+            count = self._chunk_length(request, budget - kept)
+            if count and self._grow(request, count, chunks, now):
+                chunks[request] = self._chunk(request, count)
+                # A victim that was in the batch has given its tokens back.
+                budget = self._token_budget - sum(chunk.num_tokens for chunk in chunks.values())
+            elif not count:
+                request.waited.budget += 1
+        if self.num_preemptions == preemptions:
+            self._admit(chunks, budget, now)
+        else:
+            for request in self.waiting:
+                request.waited.blocks += 1
+        return Batch(list(chunks.values()))
+
+    def update(self, batch: Batch, token_ids: list[int], eos_token_ids: frozenset[int], now: float) -> list[Request]:
+        """Take in what a step sampled, one id for each sampled chunk; returns the requests that got a token or ended."""
+        for chunk in batch.chunks:
+            chunk.request.num_computed += chunk.num_tokens
+        changed = [chunk.request for chunk in batch.sampled]
+        for request, token_id in zip(changed, token_ids, strict=True):
+            request.append(token_id, eos_token_ids, now)
+        for request in [request for request in self.running if request.finished]:
+            self._release(request)
+            self.running.remove(request)
+            self._admission.record(request)
+            if request not in changed:
+                changed.append(request)
+        return changed
+
+    def check(self) -> None:
+        """Assert the invariants that hold between steps."""
+        self.pool.check([request.block_table for request in self.running])
+        for request in self.running:
+            assert len(request.block_table) >= self.pool.blocks_for(request.num_computed)
+            assert request.num_computed < request.num_tokens
+        for request in self.waiting:
+            assert not request.block_table
+            assert request.num_computed == 0
+        assert self._queued_tokens == sum(request.num_tokens for request in self.waiting)
+        assert len(self.running) <= self._max_num_seqs
+
+    def _admit(self, chunks: dict[Request, Chunk], budget: int, now: float) -> None:
+        while self.waiting:
+            request = self.waiting[0]
+            count = self._chunk_length(request, budget)
+            if len(self.running) >= self._max_num_seqs:
+                lacking = "seats"
+            elif not count:
+                lacking = "budget"
+            elif not self._admission.admits(request, self.running):
+                lacking = "blocks"
+            else:
+                self.waiting.popleft()
+                self._queued_tokens -= request.num_tokens
+                self.running.append(request)
+                if request.first_scheduled_time is None:
+                    request.first_scheduled_time = now
+                request.block_table.extend(self.pool.allocate(self.pool.blocks_for(count)))
+                chunks[request] = self._chunk(request, count)
+                budget -= count
+                continue
+            for blocked in self.waiting:  # the head lacks it; those behind wait for the head
+                setattr(blocked.waited, lacking, getattr(blocked.waited, lacking) + 1)
+            return
+
+    def _chunk_length(self, request: Request, budget: int) -> int:
+        needed = request.num_tokens - request.num_computed
+        if not self._chunked_prefill and needed > budget:
+            return 0
+        return max(0, min(needed, budget))
+
+    def _chunk(self, request: Request, count: int) -> Chunk:
+        start, end = request.num_computed, request.num_computed + count
+        return Chunk(request, request.token_ids[start:end], start, sample=end == request.num_tokens)
+
+    def _grow(self, request: Request, count: int, chunks: dict[Request, Chunk], now: float) -> bool:
+        """Give the request blocks for `count` more tokens, preempting the newest if need be; False if it lost its own."""
+        pool = self.pool
+        missing = pool.blocks_for(request.num_computed + count) - len(request.block_table)
+        while missing > pool.num_free:
+            victim = self.running[-1]
+            if victim is request and len(self.running) == 1:
+                # Alone and still too long for the pool: it keeps what it has.
+                request.finish(FINISH_LENGTH, now)
+                return False
+            self._preempt(victim)
+            chunks.pop(victim, None)
+            if victim is request:
+                return False
+        if missing > 0:
+            request.block_table.extend(pool.allocate(missing))
+        return True
+
+    def _preempt(self, victim: Request) -> None:
+        """Take its blocks and put it back at the head of the queue; what it had is computed again later."""
+        self._release(victim)
+        self.running.remove(victim)
+        victim.num_computed = 0
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(victim)
+        self._queued_tokens += victim.num_tokens
+
+    def _release(self, request: Request) -> None:
+        self.pool.free(request.block_table)
+        request.block_table = []

@@ -1,0 +1,213 @@
+"""Kernels for the CPU, in numba.
+
+Each computes a row from that row's own inputs in an order of operations that depends on nothing else: not on the other
+rows, not on how the sequence was cut into chunks, not on which blocks it got. That is what makes results exact under
+any schedule. Reductions run from the row's first key on, so left padding does not shift them either.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import torch
+from numba import njit, prange
+
+from slipstream.models.kernels.cpu_attention import make_attention
+from slipstream.models.kernels.cpu_math import INLINE, OPTIONS, exp
+from slipstream.models.step_input import StepInput
+
+# Below these a parallel region costs more than it saves: rows x context, and rows.
+_SERIAL_ATTENTION = 512
+_SERIAL_ROWS = 12
+
+_ONE = np.float32(1.0)
+_ZERO = np.float32(0.0)
+
+
+@dataclass(slots=True)
+class CpuKVCache:
+    """Keys and values of one layer."""
+
+    keys: np.ndarray  # [num_blocks, num_kv_heads, block_size, head_dim] float32
+    values: np.ndarray  # [num_blocks, num_kv_heads, block_size, head_dim] float32
+
+
+class CpuKernels:
+    """The kernels of one model shape. All tensors are float32 and contiguous; rows beyond the batch's are ignored."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, num_threads: int) -> None:
+        numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
+        self._shape = (num_heads, num_kv_heads, head_dim, block_size)
+        self._num_threads = num_threads
+        self._attention_serial, self._attention_parallel = make_attention(
+            num_heads, num_kv_heads, head_dim, block_size
+        )
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in one layer."""
+        _, num_kv_heads, head_dim, _ = self._shape
+        return 2 * num_kv_heads * head_dim * 4
+
+    def allocate_cache(self, num_blocks: int) -> CpuKVCache:
+        """One layer's cache; pages of memory are taken when first written."""
+        _, num_kv_heads, head_dim, block_size = self._shape
+        shape = (num_blocks, num_kv_heads, block_size, head_dim)
+        return CpuKVCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+
+    def prepare(self, step: StepInput) -> StepInput:
+        """The step's arrays where the kernels read them: here, as they are."""
+        return step
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, num_tokens: int) -> torch.Tensor:
+        """[rows, hidden] -> x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich, 2019)."""
+        out = torch.empty_like(x)
+        _rms_norm(x.numpy(), weight.numpy(), np.float32(epsilon), out.numpy(), num_tokens)
+        return out
+
+    def add_rms_norm(
+        self, delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, num_tokens: int
+    ) -> torch.Tensor:
+        """residual += delta, in place; returns its RMS norm. All [rows, hidden]."""
+        out = torch.empty_like(residual)
+        _add_rms_norm(
+            delta.numpy(), residual.numpy(), weight.numpy(), np.float32(epsilon), out.numpy(), num_tokens
+        )
+        return out
+
+    def head_norm(self, qkv: torch.Tensor, first: int, count: int, weight: torch.Tensor, epsilon: float) -> None:
+        """RMS norm of each of `count` heads from head `first` on, in place (Qwen3). qkv: [rows, heads * head_dim]."""
+        head_dim = self._shape[2]
+        heads = qkv.numpy()[:, first * head_dim : (first + count) * head_dim]
+        _head_norm(heads, head_dim, weight.numpy(), np.float32(epsilon))
+
+    def rotate_and_store(
+        self, qkv: torch.Tensor, cache: CpuKVCache, step: StepInput, cos: torch.Tensor, sin: torch.Tensor
+    ) -> None:
+        """Rotate queries in place, rotate keys, and write keys and values to their slots.
+
+        Args:
+            qkv: [rows, (num_heads + 2 * num_kv_heads) * head_dim].
+            cos, sin: [max_model_len, head_dim / 2], rotary embedding in the half-split form (Su et al., 2021).
+        """
+        _rotate_and_store(
+            qkv.numpy(), cache.keys, cache.values, step.positions, step.slots, cos.numpy(), sin.numpy(), *self._shape
+        )
+
+    def attention(self, qkv: torch.Tensor, cache: CpuKVCache, step: StepInput) -> torch.Tensor:
+        """Causal attention of each row over its sequence's cache. Returns [rows, num_heads * head_dim]."""
+        num_heads, _, head_dim, _ = self._shape
+        out = torch.empty(qkv.shape[0], num_heads * head_dim)
+        work = int((step.context_end - step.context_start).sum())
+        serial = work < _SERIAL_ATTENTION or self._num_threads == 1
+        (self._attention_serial if serial else self._attention_parallel)(
+            qkv.numpy(),
+            cache.keys,
+            cache.values,
+            step.block_tables,
+            step.sequences,
+            step.context_start,
+            step.context_end,
+            out.numpy(),
+        )
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """[rows, 2 * width] -> silu(gate) * up, [rows, width] (Shazeer, 2020)."""
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty(rows, width)
+        kernel = _silu_mul_serial if num_tokens < _SERIAL_ROWS or self._num_threads == 1 else _silu_mul_parallel
+        kernel(gate_up.numpy(), out.numpy(), num_tokens)
+        return out
+
+
+def usable_threads() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@njit(**OPTIONS)
+def _rms_norm(x, weight, epsilon, out, num_tokens):  # type: ignore[no-untyped-def]
+    hidden = x.shape[1]
+    for row in range(num_tokens):
+        total = _ZERO
+        for i in range(hidden):
+            total += x[row, i] * x[row, i]
+        factor = _ONE / np.sqrt(total / np.float32(hidden) + epsilon)
+        for i in range(hidden):
+            out[row, i] = x[row, i] * factor * weight[i]
+
+
+@njit(**OPTIONS)
+def _add_rms_norm(delta, residual, weight, epsilon, out, num_tokens):  # type: ignore[no-untyped-def]
+    hidden = residual.shape[1]
+    for row in range(num_tokens):
+        total = _ZERO
+        for i in range(hidden):
+            value = residual[row, i] + delta[row, i]
+            residual[row, i] = value
+            total += value * value
+        factor = _ONE / np.sqrt(total / np.float32(hidden) + epsilon)
+        for i in range(hidden):
+            out[row, i] = residual[row, i] * factor * weight[i]
+
+
+@njit(**OPTIONS)
+def _head_norm(heads, head_dim, weight, epsilon):  # type: ignore[no-untyped-def]
+    for row in range(heads.shape[0]):
+        for start in range(0, heads.shape[1], head_dim):
+            total = _ZERO
+            for i in range(head_dim):
+                total += heads[row, start + i] * heads[row, start + i]
+            factor = _ONE / np.sqrt(total / np.float32(head_dim) + epsilon)
+            for i in range(head_dim):
+                heads[row, start + i] = heads[row, start + i] * factor * weight[i]
+
+
+@njit(**OPTIONS)
+def _rotate_and_store(
+    qkv, keys, values, positions, slots, cos, sin, num_heads, num_kv_heads, head_dim, block_size
+):  # type: ignore[no-untyped-def]
+    half = head_dim // 2
+    for row in range(positions.shape[0]):
+        position = positions[row]
+        block, offset = slots[row] // block_size, slots[row] % block_size
+        for head in range(num_heads):
+            base = head * head_dim
+            for i in range(half):
+                a, b = qkv[row, base + i], qkv[row, base + half + i]
+                qkv[row, base + i] = a * cos[position, i] - b * sin[position, i]
+                qkv[row, base + half + i] = b * cos[position, i] + a * sin[position, i]
+        for head in range(num_kv_heads):
+            base = (num_heads + head) * head_dim
+            for i in range(half):
+                a, b = qkv[row, base + i], qkv[row, base + half + i]
+                keys[block, head, offset, i] = a * cos[position, i] - b * sin[position, i]
+                keys[block, head, offset, half + i] = b * cos[position, i] + a * sin[position, i]
+            base += num_kv_heads * head_dim
+            for i in range(head_dim):
+                values[block, head, offset, i] = qkv[row, base + i]
+
+
+@njit(**INLINE)
+def _silu_mul_row(row, gate_up, out):  # type: ignore[no-untyped-def]
+    width = out.shape[1]
+    for i in range(width):
+        gate = gate_up[row, i]
+        out[row, i] = gate / (_ONE + exp(-gate)) * gate_up[row, width + i]
+
+
+@njit(**OPTIONS)
+def _silu_mul_serial(gate_up, out, num_tokens):  # type: ignore[no-untyped-def]
+    for row in range(num_tokens):
+        _silu_mul_row(row, gate_up, out)
+
+
+@njit(parallel=True, **OPTIONS)
+def _silu_mul_parallel(gate_up, out, num_tokens):  # type: ignore[no-untyped-def]
+    for row in prange(num_tokens):
+        _silu_mul_row(row, gate_up, out)

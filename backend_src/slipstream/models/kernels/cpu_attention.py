@@ -1,0 +1,85 @@
+"""Paged attention for the CPU, in numba, compiled for one model shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numba import njit, prange
+
+from slipstream.models.kernels.cpu_math import INLINE, OPTIONS, exp
+
+_ZERO = np.float32(0.0)
+_ONE = np.float32(1.0)
+
+
+def make_attention(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> tuple[Callable, Callable]:
+    """A serial and a parallel kernel for constant head counts and sizes; both give every row the same bits.
+
+    Kernel arguments:
+        qkv: [rows, (num_heads + 2 * num_kv_heads) * head_dim], of which the queries are read.
+        keys, values: [num_blocks, num_kv_heads, block_size, head_dim].
+        tables: [num_sequences, blocks]; sequences, starts, ends: [num_tokens]; see StepInput.
+        out: [rows, num_heads * head_dim].
+    """
+    group = num_heads // num_kv_heads  # query heads that share a KV head
+    scale = np.float32(head_dim**-0.5)
+
+    @njit(**INLINE)
+    def attend(row, qkv, keys, values, table, start, end, out):  # type: ignore[no-untyped-def]
+        """Softmax in two passes: all scores from the sequence's first key on, then the weighted values in that order.
+
+        Scores lie in a buffer that starts with the first key, so vector lanes, and with them the rounding, depend on
+        the number of keys alone: not on left padding, and not on where in a block the first key lies.
+        """
+        count = end - start
+        scores = np.empty((group, count), np.float32)
+        for kv_head in range(num_kv_heads):
+            base = kv_head * group * head_dim
+            key = 0
+            while key < count:
+                block, offset = table[(start + key) // block_size], (start + key) % block_size
+                length = min(block_size - offset, count - key)
+                for i in range(length):
+                    for g in range(group):
+                        dot = _ZERO
+                        for d in range(head_dim):
+                            dot += qkv[row, base + g * head_dim + d] * keys[block, kv_head, offset + i, d]
+                        scores[g, key + i] = dot * scale
+                key += length
+            for g in range(group):
+                most = scores[g, 0]
+                for i in range(count):
+                    most = max(most, scores[g, i])
+                total = _ZERO
+                for i in range(count):
+                    weight = exp(scores[g, i] - most)
+                    scores[g, i] = weight
+                    total += weight
+                inverse = _ONE / total
+                for i in range(count):
+                    scores[g, i] *= inverse
+                for d in range(head_dim):
+                    out[row, base + g * head_dim + d] = _ZERO
+            key = 0
+            while key < count:
+                block, offset = table[(start + key) // block_size], (start + key) % block_size
+                length = min(block_size - offset, count - key)
+                for g in range(group):
+                    for i in range(length):
+                        weight = scores[g, key + i]
+                        for d in range(head_dim):
+                            out[row, base + g * head_dim + d] += weight * values[block, kv_head, offset + i, d]
+                key += length
+
+    @njit(**OPTIONS)
+    def serial(qkv, keys, values, tables, sequences, starts, ends, out):  # type: ignore[no-untyped-def]
+        for row in range(sequences.shape[0]):
+            attend(row, qkv, keys, values, tables[sequences[row]], starts[row], ends[row], out)
+
+    @njit(parallel=True, **OPTIONS)
+    def parallel(qkv, keys, values, tables, sequences, starts, ends, out):  # type: ignore[no-untyped-def]
+        for row in prange(sequences.shape[0]):
+            attend(row, qkv, keys, values, tables[sequences[row]], starts[row], ends[row], out)
+
+    return serial, parallel

@@ -1,0 +1,114 @@
+"""The one runner under every batcher: weights, KV cache and kernels on one device; a batch in, token ids out."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from slipstream.config import EngineConfig
+from slipstream.engine.batch import Batch
+from slipstream.engine.sampler import sample
+from slipstream.errors import ConfigError
+from slipstream.models.linear import DEFAULT_WEIGHTS, compute_dtype, is_batch_invariant
+from slipstream.models.llama import Kernels, LlamaModel
+from slipstream.models.step_input import StepInput
+from slipstream.models.weights import Checkpoint, ModelConfig
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What the engine needs of a model; tests script it."""
+
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    token_budget: int
+    batch_invariant: bool
+    device_name: str
+
+    def run(self, batch: Batch) -> list[int]:
+        """Compute a batch and return one token id for each sampled chunk (sampler.NOT_FINITE where logits broke)."""
+        ...
+
+
+class ModelRunner:
+    """Runs a Llama-family model on a CPU or on CUDA."""
+
+    def __init__(self, config: EngineConfig, folder: Path) -> None:
+        """Load weights, allocate the pool and run one step.
+
+        Raises:
+            ConfigError: a configuration that the model or the device cannot serve.
+        """
+        self.device_name = _choose_device(config.device)
+        device = torch.device(self.device_name)
+        storage = DEFAULT_WEIGHTS[self.device_name] if config.weights == "auto" else config.weights
+        model_config = ModelConfig.from_folder(folder)
+        if config.max_model_len > model_config.max_model_len:
+            raise ConfigError(
+                f"max_model_len is {config.max_model_len}; the model allows at most {model_config.max_model_len}"
+            )
+        self.max_model_len = config.max_model_len or model_config.max_model_len
+        self.vocab_size = model_config.vocab_size
+        self.eos_token_ids = model_config.eos_token_ids
+        self.token_budget = config.max_num_batched_tokens or (128 if self.device_name == "cpu" else 8192)
+        self._block_size = config.block_size
+        kernels = _make_kernels(model_config, config, device, storage)
+        block_bytes = config.block_size * kernels.kv_bytes_per_token() * model_config.num_layers
+        self.num_blocks = config.kv_cache_bytes // block_bytes
+        if self.num_blocks < 1:
+            raise ConfigError(f"kv_cache_bytes is {config.kv_cache_bytes}; one block of this model takes {block_bytes}")
+        with torch.inference_mode():
+            self._model = LlamaModel(model_config, Checkpoint(folder), kernels, storage, self.max_model_len)
+            self._model.allocate_cache(self.num_blocks)
+            self.batch_invariant = storage == "fp16" and self._probe_invariance(model_config)
+        log.info(
+            "%s on %s, %s weights, %d blocks of %d tokens, batch invariant: %s",
+            folder.name, self.device_name, storage, self.num_blocks, config.block_size, self.batch_invariant,
+        )  # fmt: skip
+
+    def run(self, batch: Batch) -> list[int]:
+        """See Runner.run."""
+        with torch.inference_mode():
+            logits = self.logits(batch)
+            return sample(logits, [chunk.request for chunk in batch.sampled])
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """The logits of the sampled chunks' last rows, [num_sampled, vocab]."""
+        return self._model.forward(StepInput.from_batch(batch, self._block_size))
+
+    def _probe_invariance(self, config: ModelConfig) -> bool:
+        layer = self._model.layers[0]
+        width = config.num_heads * config.head_dim
+        return (
+            is_batch_invariant(layer.qkv, config.hidden_size)
+            and is_batch_invariant(layer.output, width)
+            and is_batch_invariant(layer.gate_up, config.hidden_size)
+            and is_batch_invariant(layer.down, config.intermediate_size)
+            and is_batch_invariant(self._model.lm_head, config.hidden_size)
+        )
+
+
+def _choose_device(device: str) -> str:
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ConfigError("device is 'cuda'; torch sees no CUDA device here (use 'cpu' or 'auto')")
+    return "cuda" if available and device != "cpu" else "cpu"
+
+
+def _make_kernels(model: ModelConfig, config: EngineConfig, device: torch.device, storage: str) -> Kernels:
+    heads = (model.num_heads, model.num_kv_heads, model.head_dim, config.block_size)
+    if device.type == "cpu" and storage != "bf16":
+        from slipstream.models.kernels.cpu import CpuKernels, usable_threads
+
+        threads = config.threads or usable_threads()
+        torch.set_num_threads(threads)
+        return CpuKernels(*heads, num_threads=threads)
+    from slipstream.models.kernels.torch_ops import TorchKernels
+
+    return TorchKernels(*heads, device=device, dtype=compute_dtype(storage))

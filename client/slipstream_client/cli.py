@@ -1,0 +1,33 @@
+"""The console command `slipstream`: one file in `commands/` for each of its verbs."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from slipstream_client.commands import compare, doctor, generate, health, model, serve
+from slipstream_client.errors import SlipstreamError
+
+app = typer.Typer(
+    name="slipstream",
+    help="Continuous batching on NVIDIA Triton, and what it buys over the other batchers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("serve")(serve.serve)
+app.command("generate")(generate.generate)
+app.command("compare")(compare.compare)
+app.command("health")(health.health)
+app.command("doctor")(doctor.doctor)
+app.add_typer(model.app, name="model")
+
+
+def main() -> None:
+    """Run the command line; an expected failure is one line on standard error and exit code 1."""
+    try:
+        app()
+    except SlipstreamError as error:
+        print(f"slipstream: {error}", file=sys.stderr)
+        sys.exit(1)
