@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slipstream.errors import ConfigError
 
@@ -45,13 +46,14 @@ class EngineConfig:
         policy: who is computed when: `continuous`, `lockstep` (static and dynamic batching) or `iterative`.
         model: a built-in name, a folder in Hugging Face's layout, or a hub id.
         device: `cpu`, `cuda`, or `auto` (cuda where there is one).
-        weights: storage of the matmul weights: `fp16` (packed, CPU), `fp32`, `bf16` (CUDA); `auto` is the device's default.
+        weights: storage of the matmul weights: `fp16` (packed, CPU), `fp32` or `bf16` (CUDA); `auto` is fp16 on a CPU
+            and bf16 on CUDA.
         max_num_seqs: seats, the most sequences computed in one step.
         max_num_batched_tokens: token budget of one step of the continuous policy; 0 is 128 on a CPU, 8192 on CUDA.
         max_model_len: longest prompt plus answer in tokens; 0 is the model's own limit.
         block_size: tokens in one KV block.
         kv_cache_bytes: size of the KV pool in bytes.
-        admission: `optimistic` (preempts when its forecast was wrong) or `no_evict` (admits only what is sure to finish).
+        admission: `optimistic` (preempts when its forecast was wrong) or `no_evict` (admits only what can finish).
         chunked_prefill: whether a prompt may be spread over several steps.
         max_queued_requests, max_queued_tokens: beyond these, requests are refused as unavailable.
         threads: CPU threads of the matmuls and kernels; 0 is one per usable core.
@@ -118,7 +120,7 @@ class EngineConfig:
         return cls(**{key: _convert(key, str(fields[key].type), value) for key, value in values.items()})
 
 
-def _convert(field: str, kind: str, value: str) -> str | int | bool:
+def _convert(field: str, kind: str, value: str) -> Any:
     text = value.strip()
     if kind == "int":
         try:

@@ -1,7 +1,7 @@
-"""The doors `continuous` (decoupled: token streams) and `continuous_unary` (one response): the same engine, one contract.
+"""The doors `continuous` (decoupled: streams) and `continuous_unary` (one response): one engine, one contract.
 
-`execute` only validates, tokenizes and hands over; it returns at once. Answers are sent by threads of their own, so that
-neither the engine nor Triton ever waits for a client.
+`execute` only validates, tokenizes and hands over; it returns at once. Answers are sent by threads of their own, so
+that neither the engine nor Triton ever waits for a client.
 """
 
 from __future__ import annotations
@@ -218,7 +218,4 @@ class ContinuousDoor(Door):
 
 
 def _refuse(request: Any, error: Exception) -> None:
-    request.get_response_sender().send(
-        error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-    )
-
+    request.get_response_sender().send(error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -21,7 +21,7 @@ from slipstream.errors import Cancelled, InvalidRequest, Unavailable
 from slipstream.models.store import resolve
 
 # By name: Triton fills its module in only after this one has been imported.
-_CODES = {InvalidRequest: "INVALID_ARG", Unavailable: "UNAVAILABLE", Cancelled: "CANCELLED"}
+_CODES: dict[type[Exception], str] = {InvalidRequest: "INVALID_ARG", Unavailable: "UNAVAILABLE", Cancelled: "CANCELLED"}
 _ERRORS = {
     messages.INVALID: InvalidRequest,
     messages.UNAVAILABLE: Unavailable,

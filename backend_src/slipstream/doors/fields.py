@@ -17,10 +17,36 @@ _MOST_JSON_BYTES = 1 << 20
 
 # Known to users of other servers, and part of this contract, but not computed by this version.
 _NOT_SUPPORTED = frozenset(
-    """best_of bad_words allowed_token_ids cache_salt cumulative_logprob echo frequency_penalty guided_decoding
-    include_stop_str_in_output logit_bias logprobs lora_name messages min_p min_tokens n presence_penalty priority
-    prompt_logprobs prompt_token_ids repetition_penalty return_cumulative_logprob return_logprobs stop
-    structured_outputs tenant timeout_ms truncate_prompt_tokens""".split()
+    [
+        "best_of",
+        "bad_words",
+        "allowed_token_ids",
+        "cache_salt",
+        "cumulative_logprob",
+        "echo",
+        "frequency_penalty",
+        "guided_decoding",
+        "include_stop_str_in_output",
+        "logit_bias",
+        "logprobs",
+        "lora_name",
+        "messages",
+        "min_p",
+        "min_tokens",
+        "n",
+        "presence_penalty",
+        "priority",
+        "prompt_logprobs",
+        "prompt_token_ids",
+        "repetition_penalty",
+        "return_cumulative_logprob",
+        "return_logprobs",
+        "stop",
+        "structured_outputs",
+        "tenant",
+        "timeout_ms",
+        "truncate_prompt_tokens",
+    ]
 )
 
 

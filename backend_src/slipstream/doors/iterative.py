@@ -1,4 +1,4 @@
-"""The door `iterative`: Triton's iterative sequences. Triton calls `execute` once a step with the sequences of that step.
+"""The door `iterative`: Triton's iterative sequences. Triton calls `execute` once a step with that step's sequences.
 
 Each call answers every sequence with at most one token and asks Triton to call again, until the sequence has ended. Its
 state lies here and in the engine, by the correlation id that Triton gave it.

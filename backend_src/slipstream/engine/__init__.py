@@ -1,1 +1,1 @@
-"""The engine: requests, scheduler, block pool, sampler and step loop. It knows token ids, never text, and nothing of Triton."""
+"""The engine: requests, scheduler, block pool, sampler, step loop. Knows token ids, never text, nothing of Triton."""

@@ -38,9 +38,7 @@ class Scheduler(Protocol):
     @property
     def num_held_tokens(self) -> int: ...
     def add(self, request: Request) -> None: ...
-    def abort(
-        self, request: Request, now: float, reason: str = FINISH_CANCELLED, error: str | None = None
-    ) -> None: ...
+    def abort(self, request: Request, now: float, reason: str = FINISH_CANCELLED, error: str | None = None) -> None: ...
     def schedule(self, now: float) -> Batch: ...
     def update(
         self, batch: Batch, token_ids: list[int], eos_token_ids: frozenset[int], now: float
@@ -112,6 +110,10 @@ class Engine:
             ended = self.abort(keys, FINISH_ERROR, f"the step that computed it failed: {type(error).__name__}: {error}")
             return ended + scheduler.update(Batch(), [], self.runner.eos_token_ids, self._clock())
         computed = self._clock()
+        record.sampled_rows = sum(
+            token_id >= 0 and not chunk.request.finished
+            for chunk, token_id in zip(batch.sampled, token_ids, strict=True)
+        )
         changed = scheduler.update(batch, token_ids, self.runner.eos_token_ids, computed)
         for request in changed:
             if request.finished:
@@ -148,7 +150,6 @@ class Engine:
             prefill_rows=batch.num_useful_tokens - decode_rows,
             decode_rows=decode_rows,
             padding_rows=batch.num_padding_tokens,
-            sampled_rows=sum(not chunk.request.finished for chunk in batch.sampled),
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             preemptions=scheduler.num_preemptions,

@@ -173,16 +173,20 @@ class _Session:
             answer = receive_message(self.control)
         except OSError as error:
             self.control.close()
-            raise EngineFailed(f"engine {config.name!r} died while it was starting: {_log_tail(config, directory)}") from error
+            raise EngineFailed(
+                f"engine {config.name!r} died while it was starting: {_log_tail(config, directory)}"
+            ) from error
         if answer["type"] != "ready":
             self.control.close()
             raise EngineFailed(str(answer["reason"]))
         self.info = msgspec.convert(answer["info"], EngineInfo)
-        self.messages = zmq.Context.instance().socket(zmq.DEALER)
-        self.messages.routing_id = identity
-        self.messages.linger = 0
-        self.messages.sndhwm = self.messages.rcvhwm = 0
+        self.messages: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self.messages.setsockopt(zmq.ROUTING_ID, identity)
+        self.messages.setsockopt(zmq.LINGER, 0)
+        self.messages.set_hwm(0)
         self.messages.connect(f"ipc://{directory / config.name}.zmq")
+        # Makes the door known to the engine's socket, which cannot address it before.
+        self.messages.send(msgspec.msgpack.encode(Submit([])))
 
     def close(self) -> None:
         self.messages.close()
@@ -190,7 +194,7 @@ class _Session:
 
 
 def _connect_or_start(config: EngineConfig, directory: Path) -> socket.socket:
-    """A control connection to the living engine of that name, or to a new one; only one door at a time decides which."""
+    """A control connection to the living engine of that name, or to a new one; one door at a time decides which."""
     path = directory / f"{config.name}.sock"
     with (directory / f"{config.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -66,7 +66,8 @@ class RequestStats(msgspec.Struct):
 
 
 class Output(msgspec.Struct):
-    """New tokens of one request; `finish_reason` and `stats` come with the last, `error` and its kind with a failure."""
+    """New tokens of one request; `finish_reason` and `stats` come with the last, `error` and `error_kind` with a
+    failure."""
 
     id: int
     token_ids: list[int] = []

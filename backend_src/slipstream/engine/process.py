@@ -24,7 +24,7 @@ import zmq
 from slipstream.config import EngineConfig
 from slipstream.engine import messages
 from slipstream.engine.control import Connection, ControlSocket
-from slipstream.engine.messages import Cancel, Command, EngineInfo, NewRequest, Output, RequestStats, Submit
+from slipstream.engine.messages import Cancel, Command, EngineInfo, NewRequest, Output, RequestStats
 from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, Request
 from slipstream.errors import InvalidRequest, Unavailable
 
@@ -42,8 +42,8 @@ class EngineProcess:
         self._config = config
         self._directory = directory
         self._control = ControlSocket(directory / f"{config.name}.sock")
-        self._commands = zmq.Context.instance().socket(zmq.ROUTER)
-        self._commands.sndhwm = self._commands.rcvhwm = 0
+        self._commands: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        self._commands.set_hwm(0)
         self._commands.bind(f"ipc://{directory / config.name}.zmq")
         self._poller = zmq.Poller()
         self._poller.register(self._commands, zmq.POLLIN)
@@ -196,7 +196,6 @@ class EngineProcess:
             pid=os.getpid(),
         )
         connection.send({"type": "ready", "info": msgspec.to_builtins(info)})
-        self._report([])
 
     def _part(self, connection: Connection) -> None:
         """A peer is gone; a door takes its requests with it."""
@@ -271,6 +270,8 @@ class EngineProcess:
             if isinstance(command, Cancel):
                 keys = [(identity, id_) for id_ in command.ids]
                 self._report(self._engine.abort(keys, FINISH_CANCELLED, "Request was cancelled"), messages.CANCELLED)
+            elif not command.requests and not command.advance:
+                self._report([])  # a door's first word: it can be told now how the engine fares
             else:
                 answers = [self._add(identity, new) for new in command.requests]
                 answers += [self._advance(identity, id_) for id_ in command.advance]

@@ -16,13 +16,13 @@ class StepRecord:
     prefill_rows: int  # rows of chunks that are more than a sequence's newest token
     decode_rows: int
     padding_rows: int  # rows that served no request
-    sampled_rows: int  # tokens generated
     running: int
     waiting: int
     preemptions: int
     kv_blocks_used: int
     kv_tokens_held: int
     schedule_s: float
+    sampled_rows: int = 0  # tokens generated; a row whose logits were not finite gives none
     run_s: float = 0.0
     update_s: float = 0.0
 

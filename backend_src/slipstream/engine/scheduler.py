@@ -69,7 +69,9 @@ class ContinuousScheduler:
                 f"max_num_batched_tokens = {self._token_budget} are computed in one step"
             )
         if len(self.waiting) >= self._max_queued_requests:
-            raise Unavailable(f"the queue is full: {len(self.waiting)} requests wait, max_queued_requests allows no more")
+            raise Unavailable(
+                f"the queue is full: {len(self.waiting)} requests wait, max_queued_requests allows no more"
+            )
         if self.waiting and self._queued_tokens + request.num_tokens > self._max_queued_tokens:
             raise Unavailable(
                 f"the queue is full: {self._queued_tokens} tokens wait, {request.num_tokens} more would exceed "
@@ -113,7 +115,7 @@ class ContinuousScheduler:
         return Batch(list(chunks.values()))
 
     def update(self, batch: Batch, token_ids: list[int], eos_token_ids: frozenset[int], now: float) -> list[Request]:
-        """Take in what a step sampled, one id for each sampled chunk; returns the requests that got a token or ended."""
+        """Take in one id for each sampled chunk; returns the requests that got a token or ended."""
         for chunk in batch.chunks:
             chunk.request.num_computed += chunk.num_tokens
         changed = [chunk.request for chunk in batch.sampled]
@@ -165,8 +167,9 @@ class ContinuousScheduler:
 
     def _chunk_length(self, request: Request, budget: int) -> int:
         needed = request.num_tokens - request.num_computed
-        if not self._chunked_prefill and needed > budget:
+        if not self._chunked_prefill and request.num_computed == 0 and budget < needed <= self._token_budget:
             return 0
+        # A preempted sequence that has outgrown a whole step's budget comes back in chunks whatever the switch says.
         return max(0, min(needed, budget))
 
     def _chunk(self, request: Request, count: int) -> Chunk:
@@ -174,7 +177,10 @@ class ContinuousScheduler:
         return Chunk(request, request.token_ids[start:end], start, sample=end == request.num_tokens)
 
     def _grow(self, request: Request, count: int, chunks: dict[Request, Chunk], now: float) -> bool:
-        """Give the request blocks for `count` more tokens, preempting the newest if need be; False if it lost its own."""
+        """Give the request blocks for `count` more tokens, preempting the newest if need be.
+
+        False if the request itself lost its blocks, or ended because it is alone and still too long.
+        """
         pool = self.pool
         missing = pool.blocks_for(request.num_computed + count) - len(request.block_table)
         while missing > pool.num_free:

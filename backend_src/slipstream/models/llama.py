@@ -74,6 +74,20 @@ class LlamaModel:
         for layer in self.layers:
             layer.cache = self._kernels.allocate_cache(num_blocks)
 
+    def linears(self) -> list[tuple[Linear, int]]:
+        """Every matmul of a step in order, each with its number of input features."""
+        config = self.config
+        width = config.num_heads * config.head_dim
+        matmuls: list[tuple[Linear, int]] = []
+        for layer in self.layers:
+            matmuls += [
+                (layer.qkv, config.hidden_size),
+                (layer.output, width),
+                (layer.gate_up, config.hidden_size),
+                (layer.down, config.intermediate_size),
+            ]
+        return [*matmuls, (self.lm_head, config.hidden_size)]
+
     def forward(self, step: StepInput) -> torch.Tensor:
         """Put a batch's tokens through the model and return the logits of the sampled rows, [num_sampled, vocab]."""
         kernels, config = self._kernels, self.config

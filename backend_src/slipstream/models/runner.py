@@ -64,9 +64,13 @@ class ModelRunner:
         if self.num_blocks < 1:
             raise ConfigError(f"kv_cache_bytes is {config.kv_cache_bytes}; one block of this model takes {block_bytes}")
         with torch.inference_mode():
-            self._model = LlamaModel(model_config, Checkpoint(folder), kernels, storage, self.max_model_len)
-            self._model.allocate_cache(self.num_blocks)
-            self.batch_invariant = storage == "fp16" and self._probe_invariance(model_config)
+            self.model = LlamaModel(model_config, Checkpoint(folder), kernels, storage, self.max_model_len)
+            self.model.allocate_cache(self.num_blocks)
+            self.batch_invariant = storage == "fp16" and all(
+                # One layer's matmuls and the LM head: the others have the same shapes.
+                is_batch_invariant(linear, in_features)
+                for linear, in_features in (*self.model.linears()[:4], self.model.linears()[-1])
+            )
         log.info(
             "%s on %s, %s weights, %d blocks of %d tokens, batch invariant: %s",
             folder.name, self.device_name, storage, self.num_blocks, config.block_size, self.batch_invariant,
@@ -80,18 +84,7 @@ class ModelRunner:
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The logits of the sampled chunks' last rows, [num_sampled, vocab]."""
-        return self._model.forward(StepInput.from_batch(batch, self._block_size))
-
-    def _probe_invariance(self, config: ModelConfig) -> bool:
-        layer = self._model.layers[0]
-        width = config.num_heads * config.head_dim
-        return (
-            is_batch_invariant(layer.qkv, config.hidden_size)
-            and is_batch_invariant(layer.output, width)
-            and is_batch_invariant(layer.gate_up, config.hidden_size)
-            and is_batch_invariant(layer.down, config.intermediate_size)
-            and is_batch_invariant(self._model.lm_head, config.hidden_size)
-        )
+        return self.model.forward(StepInput.from_batch(batch, self._block_size))
 
 
 def _choose_device(device: str) -> str:

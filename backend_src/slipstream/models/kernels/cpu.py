@@ -19,6 +19,9 @@ from slipstream.models.kernels.cpu_attention import make_attention
 from slipstream.models.kernels.cpu_math import INLINE, OPTIONS, exp
 from slipstream.models.step_input import StepInput
 
+# Worker threads that sleep between regions: a second OpenMP pool would spin against torch's own.
+numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
+
 # Below these a parallel region costs more than it saves: rows x context, and rows.
 _SERIAL_ATTENTION = 512
 _SERIAL_ROWS = 12
@@ -41,12 +44,10 @@ class CpuKernels:
     device = torch.device("cpu")
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, num_threads: int) -> None:
-        numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
+        numba.set_num_threads(min(num_threads, usable_threads()))
         self._shape = (num_heads, num_kv_heads, head_dim, block_size)
         self._num_threads = num_threads
-        self._attention_serial, self._attention_parallel = make_attention(
-            num_heads, num_kv_heads, head_dim, block_size
-        )
+        self._attention_serial, self._attention_parallel = make_attention(num_heads, num_kv_heads, head_dim, block_size)
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in one layer."""
@@ -74,9 +75,7 @@ class CpuKernels:
     ) -> torch.Tensor:
         """residual += delta, in place; returns its RMS norm. All [rows, hidden]."""
         out = torch.empty_like(residual)
-        _add_rms_norm(
-            delta.numpy(), residual.numpy(), weight.numpy(), np.float32(epsilon), out.numpy(), num_tokens
-        )
+        _add_rms_norm(delta.numpy(), residual.numpy(), weight.numpy(), np.float32(epsilon), out.numpy(), num_tokens)
         return out
 
     def head_norm(self, qkv: torch.Tensor, first: int, count: int, weight: torch.Tensor, epsilon: float) -> None:
@@ -131,7 +130,7 @@ def usable_threads() -> int:
 
 
 @njit(**OPTIONS)
-def _rms_norm(x, weight, epsilon, out, num_tokens):  # type: ignore[no-untyped-def]
+def _rms_norm(x, weight, epsilon, out, num_tokens):
     hidden = x.shape[1]
     for row in range(num_tokens):
         total = _ZERO
@@ -143,7 +142,7 @@ def _rms_norm(x, weight, epsilon, out, num_tokens):  # type: ignore[no-untyped-d
 
 
 @njit(**OPTIONS)
-def _add_rms_norm(delta, residual, weight, epsilon, out, num_tokens):  # type: ignore[no-untyped-def]
+def _add_rms_norm(delta, residual, weight, epsilon, out, num_tokens):
     hidden = residual.shape[1]
     for row in range(num_tokens):
         total = _ZERO
@@ -157,7 +156,7 @@ def _add_rms_norm(delta, residual, weight, epsilon, out, num_tokens):  # type: i
 
 
 @njit(**OPTIONS)
-def _head_norm(heads, head_dim, weight, epsilon):  # type: ignore[no-untyped-def]
+def _head_norm(heads, head_dim, weight, epsilon):
     for row in range(heads.shape[0]):
         for start in range(0, heads.shape[1], head_dim):
             total = _ZERO
@@ -169,9 +168,7 @@ def _head_norm(heads, head_dim, weight, epsilon):  # type: ignore[no-untyped-def
 
 
 @njit(**OPTIONS)
-def _rotate_and_store(
-    qkv, keys, values, positions, slots, cos, sin, num_heads, num_kv_heads, head_dim, block_size
-):  # type: ignore[no-untyped-def]
+def _rotate_and_store(qkv, keys, values, positions, slots, cos, sin, num_heads, num_kv_heads, head_dim, block_size):
     half = head_dim // 2
     for row in range(positions.shape[0]):
         position = positions[row]
@@ -194,7 +191,7 @@ def _rotate_and_store(
 
 
 @njit(**INLINE)
-def _silu_mul_row(row, gate_up, out):  # type: ignore[no-untyped-def]
+def _silu_mul_row(row, gate_up, out):
     width = out.shape[1]
     for i in range(width):
         gate = gate_up[row, i]
@@ -202,12 +199,12 @@ def _silu_mul_row(row, gate_up, out):  # type: ignore[no-untyped-def]
 
 
 @njit(**OPTIONS)
-def _silu_mul_serial(gate_up, out, num_tokens):  # type: ignore[no-untyped-def]
+def _silu_mul_serial(gate_up, out, num_tokens):
     for row in range(num_tokens):
         _silu_mul_row(row, gate_up, out)
 
 
 @njit(parallel=True, **OPTIONS)
-def _silu_mul_parallel(gate_up, out, num_tokens):  # type: ignore[no-untyped-def]
+def _silu_mul_parallel(gate_up, out, num_tokens):
     for row in prange(num_tokens):
         _silu_mul_row(row, gate_up, out)

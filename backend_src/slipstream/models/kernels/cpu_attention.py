@@ -26,7 +26,7 @@ def make_attention(num_heads: int, num_kv_heads: int, head_dim: int, block_size:
     scale = np.float32(head_dim**-0.5)
 
     @njit(**INLINE)
-    def attend(row, qkv, keys, values, table, start, end, out):  # type: ignore[no-untyped-def]
+    def attend(row, qkv, keys, values, table, start, end, out):
         """Softmax in two passes: all scores from the sequence's first key on, then the weighted values in that order.
 
         Scores lie in a buffer that starts with the first key, so vector lanes, and with them the rounding, depend on
@@ -73,12 +73,12 @@ def make_attention(num_heads: int, num_kv_heads: int, head_dim: int, block_size:
                 key += length
 
     @njit(**OPTIONS)
-    def serial(qkv, keys, values, tables, sequences, starts, ends, out):  # type: ignore[no-untyped-def]
+    def serial(qkv, keys, values, tables, sequences, starts, ends, out):
         for row in range(sequences.shape[0]):
             attend(row, qkv, keys, values, tables[sequences[row]], starts[row], ends[row], out)
 
     @njit(parallel=True, **OPTIONS)
-    def parallel(qkv, keys, values, tables, sequences, starts, ends, out):  # type: ignore[no-untyped-def]
+    def parallel(qkv, keys, values, tables, sequences, starts, ends, out):
         for row in prange(sequences.shape[0]):
             attend(row, qkv, keys, values, tables[sequences[row]], starts[row], ends[row], out)
 

@@ -41,7 +41,13 @@ class TorchKernels:
     """Kernels for one model shape in torch operations."""
 
     def __init__(
-        self, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, device: torch.device, dtype: torch.dtype
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self.device = device
         self._dtype = dtype

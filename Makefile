@@ -1,0 +1,50 @@
+# Two commands matter: `make demo` runs the main job, `make test` passes the tests. Each sets up what it needs.
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The first Python 3.10 to 3.12 that has its shared library, which Triton's Python stub loads.
+PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.10; do $$p -c 'import sys, sysconfig as s, os; \
+  sys.exit(not ((3, 10) <= sys.version_info[:2] < (3, 13) and s.get_config_var("Py_ENABLE_SHARED")))' 2>/dev/null \
+  && echo $$p && break; done)
+DEMO_OUT ?= out/demo
+
+.PHONY: help setup model demo serve test check clean
+
+help:
+	@echo "make demo   set up, fetch the model, compare the batchers on a small grid, print the table"
+	@echo "make test   set up and run all tests"
+	@echo "make serve  set up and start the server with all five models"
+	@echo "make check  lint and types"
+	@echo "make setup  only the virtual environment in $(VENV)"
+	@echo "make clean  remove the environment, caches and results"
+
+setup: $(BIN)/.installed
+
+$(BIN)/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.12 with a shared library found; name one: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "== Setting up $(VENV) with $$($(PYTHON) --version): torch and the Triton server are large, this takes minutes"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet -c constraints.txt -e '.[server,embedded,dev]'
+	@touch $@
+
+model: setup
+	@$(BIN)/slipstream model pull smollm2-135m
+
+demo: model
+	@$(BIN)/slipstream compare --batchers static,dynamic,iterative,continuous --workload mixed \
+	  --concurrency 1,4,16 --requests 8,24,64 --out $(DEMO_OUT)
+
+serve: model
+	@$(BIN)/slipstream serve
+
+test: model
+	@$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/hadolint docker/Dockerfile
+
+clean:
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

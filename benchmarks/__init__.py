@@ -1,0 +1,1 @@
+"""Measurements of parts of Slipstream, each stated as a ratio taken in one run."""
