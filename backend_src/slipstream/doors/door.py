@@ -55,6 +55,10 @@ class Door:
             f"batch invariant: {info.batch_invariant}"
         )
 
+    def is_ready(self) -> bool:
+        """Whether the engine answers; servers that ask (2026 and later) report the model as not ready meanwhile."""
+        return self._link.up
+
     def finalize(self) -> None:
         """Leave the engine; Triton calls this after the last response has gone out."""
         self._link.close()

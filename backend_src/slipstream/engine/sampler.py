@@ -57,6 +57,6 @@ def _draw(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     cumulative = kept.cumsum(-1)
     target = torch.from_numpy(numbers).to(device)[:, None] * cumulative[:, -1:]
     place = torch.searchsorted(cumulative, target, right=True).clamp(max=vocab - 1)
-    # The last place with any probability, should rounding put the target behind it.
-    last = (kept > 0).sum(-1, keepdim=True) - 1
+    # The last place with any probability, should rounding put the target behind it; a row of NaN has none.
+    last = ((kept > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
     return ids.gather(1, torch.minimum(place, last))[:, 0]

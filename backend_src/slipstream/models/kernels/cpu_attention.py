@@ -23,63 +23,66 @@ def make_attention(num_heads: int, num_kv_heads: int, head_dim: int, block_size:
         out: [rows, num_heads * head_dim].
     """
     group = num_heads // num_kv_heads  # query heads that share a KV head
-    scale = np.float32(head_dim**-0.5)
-
-    @njit(**INLINE)
-    def attend(row, qkv, keys, values, table, start, end, out):
-        """Softmax in two passes: all scores from the sequence's first key on, then the weighted values in that order.
-
-        Scores lie in a buffer that starts with the first key, so vector lanes, and with them the rounding, depend on
-        the number of keys alone: not on left padding, and not on where in a block the first key lies.
-        """
-        count = end - start
-        scores = np.empty((group, count), np.float32)
-        for kv_head in range(num_kv_heads):
-            base = kv_head * group * head_dim
-            key = 0
-            while key < count:
-                block, offset = table[(start + key) // block_size], (start + key) % block_size
-                length = min(block_size - offset, count - key)
-                for i in range(length):
-                    for g in range(group):
-                        dot = _ZERO
-                        for d in range(head_dim):
-                            dot += qkv[row, base + g * head_dim + d] * keys[block, kv_head, offset + i, d]
-                        scores[g, key + i] = dot * scale
-                key += length
-            for g in range(group):
-                most = scores[g, 0]
-                for i in range(count):
-                    most = max(most, scores[g, i])
-                total = _ZERO
-                for i in range(count):
-                    weight = exp(scores[g, i] - most)
-                    scores[g, i] = weight
-                    total += weight
-                inverse = _ONE / total
-                for i in range(count):
-                    scores[g, i] *= inverse
-                for d in range(head_dim):
-                    out[row, base + g * head_dim + d] = _ZERO
-            key = 0
-            while key < count:
-                block, offset = table[(start + key) // block_size], (start + key) % block_size
-                length = min(block_size - offset, count - key)
-                for g in range(group):
-                    for i in range(length):
-                        weight = scores[g, key + i]
-                        for d in range(head_dim):
-                            out[row, base + g * head_dim + d] += weight * values[block, kv_head, offset + i, d]
-                key += length
+    shape = (group, num_kv_heads, head_dim, block_size, np.float32(head_dim**-0.5))
 
     @njit(**OPTIONS)
     def serial(qkv, keys, values, tables, sequences, starts, ends, out):
         for row in range(sequences.shape[0]):
-            attend(row, qkv, keys, values, tables[sequences[row]], starts[row], ends[row], out)
+            _attend(row, qkv, keys, values, tables[sequences[row]], starts[row], ends[row], out, shape)
 
     @njit(parallel=True, **OPTIONS)
     def parallel(qkv, keys, values, tables, sequences, starts, ends, out):
         for row in prange(sequences.shape[0]):
-            attend(row, qkv, keys, values, tables[sequences[row]], starts[row], ends[row], out)
+            _attend(row, qkv, keys, values, tables[sequences[row]], starts[row], ends[row], out, shape)
 
     return serial, parallel
+
+
+# A global, not a closure of the kernels: numba's cache key would hold the closure's dispatcher, which is new each time.
+@njit(**INLINE)
+def _attend(row, qkv, keys, values, table, start, end, out, shape):
+    """Softmax in two passes: all scores from the sequence's first key on, then the weighted values in that order.
+
+    Scores lie in a buffer that starts with the first key, so vector lanes, and with them the rounding, depend on
+    the number of keys alone: not on left padding, and not on where in a block the first key lies.
+    """
+    group, num_kv_heads, head_dim, block_size, scale = shape
+    count = end - start
+    scores = np.empty((group, count), np.float32)
+    for kv_head in range(num_kv_heads):
+        base = kv_head * group * head_dim
+        key = 0
+        while key < count:
+            block, offset = table[(start + key) // block_size], (start + key) % block_size
+            length = min(block_size - offset, count - key)
+            for i in range(length):
+                for g in range(group):
+                    dot = _ZERO
+                    for d in range(head_dim):
+                        dot += qkv[row, base + g * head_dim + d] * keys[block, kv_head, offset + i, d]
+                    scores[g, key + i] = dot * scale
+            key += length
+        for g in range(group):
+            most = scores[g, 0]
+            for i in range(count):
+                most = max(most, scores[g, i])
+            total = _ZERO
+            for i in range(count):
+                weight = exp(scores[g, i] - most)
+                scores[g, i] = weight
+                total += weight
+            inverse = _ONE / total
+            for i in range(count):
+                scores[g, i] *= inverse
+            for d in range(head_dim):
+                out[row, base + g * head_dim + d] = _ZERO
+        key = 0
+        while key < count:
+            block, offset = table[(start + key) // block_size], (start + key) % block_size
+            length = min(block_size - offset, count - key)
+            for g in range(group):
+                for i in range(length):
+                    weight = scores[g, key + i]
+                    for d in range(head_dim):
+                        out[row, base + g * head_dim + d] += weight * values[block, kv_head, offset + i, d]
+            key += length
