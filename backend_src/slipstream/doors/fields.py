@@ -166,11 +166,14 @@ def _whole(name: str, value: Any, least: int, most: int) -> int:
 
 
 def _real(name: str, value: Any, least: float, most: float) -> float:
-    number = _number(name, value)
+    try:
+        number = float(_number(name, value))
+    except OverflowError:  # a whole number of hundreds of digits
+        number = math.inf
     if not (math.isfinite(number) and least <= number <= most):
         allowed = f"{least:g} to {most:g}" if math.isfinite(most) else f"finite numbers from {least:g} up"
         raise InvalidRequest(f"{name} is {_show(value)}; allowed are {allowed}")
-    return float(number)
+    return number
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -98,7 +98,7 @@ class IterativeDoor(Door):
 
     def _answer(self, request: Any, correlation_id: int, sequence: IterativeSequence, output: Output) -> None:
         error = output_error(output)
-        if error is None and output.finish_reason is None and request.is_cancelled():
+        if error is None and request.is_cancelled():
             error = Cancelled("Request was cancelled")
         if error is not None:
             raise error
@@ -143,6 +143,14 @@ def _response(sequence: IterativeSequence, output: Output) -> Any:
 
 
 def _end_with_error(request: Any, error: Exception) -> None:
+    """Answer with an error and give the sequence's slot back to Triton.
+
+    A cancelled one is rescheduled, unanswered: Triton then ends it as cancelled itself. Released, it would keep its
+    slot until it has been idle for too long (IterativeSequencer::RescheduleRequest of Triton's core).
+    """
+    if request.is_cancelled():
+        request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+        return
     flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
     request.get_response_sender().send(error_response(error), flags=flags)
     request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)

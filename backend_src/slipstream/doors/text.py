@@ -22,6 +22,10 @@ class TextCodec:
             raise ModelNotFound(f"{folder} has no tokenizer.json")
         self._tokenizer = Tokenizer.from_file(str(path))
         self._max_bytes = max_model_len * _MOST_BYTES_PER_TOKEN
+        bytes_by_name = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        self._byte_ids = {token_id for token_id in bytes_by_name if token_id is not None}
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_ids = {token_id for token_id, token in added.items() if token.special}
 
     def encode(self, text: bytes, field: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the tokenizer itself adds.
@@ -43,6 +47,13 @@ class TextCodec:
         text: str = self._tokenizer.decode(token_ids)
         return text
 
+    def ends_in_bytes(self, token_ids: list[int]) -> bool:
+        """Whether the text ends with byte-fallback tokens, of which a run is read as a whole: UTF-8 or none of it."""
+        for token_id in reversed(token_ids):
+            if token_id not in self._special_ids:
+                return token_id in self._byte_ids
+        return False
+
 
 class Detokenizer:
     """Turns one answer's token ids into text piece by piece; the pieces join to `codec.decode` of all ids."""
@@ -57,8 +68,11 @@ class Detokenizer:
         self._ids.extend(token_ids)
         shown = self._codec.decode(self._ids[: self._context])
         text = self._codec.decode(self._ids)
-        if not last and text.endswith(_REPLACEMENT):
-            return ""  # a character of which not all bytes have come
+        # Held back: a character of which not all bytes have come. And ids without text are no context for the next.
+        if not last and (
+            len(text) == len(shown) or text.endswith(_REPLACEMENT) or self._codec.ends_in_bytes(self._ids)
+        ):
+            return ""
         del self._ids[: self._context]
         self._context = len(self._ids)
         return text[len(shown) :]

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from slipstream.models.linear import Linear, compute_dtype, make_linear, pad_rows
@@ -92,6 +93,8 @@ class LlamaModel:
         """Put a batch's tokens through the model and return the logits of the sampled rows, [num_sampled, vocab]."""
         kernels, config = self._kernels, self.config
         num_tokens, epsilon = step.num_tokens, config.rms_norm_eps
+        # A lock-step row that has ended is computed on, in the end past the context; its results serve nobody.
+        np.minimum(step.positions, len(self._cos) - 1, out=step.positions)
         arrays = kernels.prepare(step)
         residual = self._embed(step.token_ids)
         delta: torch.Tensor | None = None

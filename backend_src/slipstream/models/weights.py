@@ -50,11 +50,17 @@ class ModelConfig:
             raise ConfigError(f"model_type is {family!r}; the runner computes {', '.join(SUPPORTED_FAMILIES)}")
         if config.get("hidden_act", "silu") != "silu":
             raise ConfigError(f"hidden_act is {config['hidden_act']!r}; the runner computes silu")
+        quantization = config.get("quantization_config")
+        if quantization:
+            method = quantization.get("quant_method", "unknown")
+            raise ConfigError(f"quantization_config is {method!r}; the runner reads unquantised weights only")
         window = config.get("sliding_window")
         if window and config.get("use_sliding_window", family == "mistral"):
             raise ConfigError(f"sliding_window is {window}; the runner computes full attention only")
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        rope = {"rope_theta": config.get("rope_theta", 10000.0), "rope_type": "default", **rope}
+        # Older configurations name the type "type".
+        named = {"rope_type": rope.get("type", "default"), "rope_theta": config.get("rope_theta", 10000.0)}
+        rope = {**named, **rope}
         if rope["rope_type"] not in ("default", "linear", "llama3"):
             raise ConfigError(f"rope_type is {rope['rope_type']!r}; the runner computes default, linear and llama3")
         heads = config["num_attention_heads"]

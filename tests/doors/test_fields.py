@@ -1,0 +1,280 @@
+"""Every field of a request has a fixed verdict for every value: a meaning, or a refusal that names the field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.doors.fields import Limits, RequestFields, check_token_ids, parse_fields
+from slipstream.engine.request import SamplingParams
+from slipstream.errors import InvalidRequest
+
+LIMITS = Limits(max_model_len=512, vocab_size=1000)
+PROMPT = 12
+ROOM = LIMITS.max_model_len - PROMPT
+
+
+def parse(text: str | bytes | None = None, /, parameters: dict[str, Any] | None = None, **values: Any) -> RequestFields:
+    """Parse JSON text, or the given values as JSON."""
+    if text is None and values:
+        text = json.dumps(values)
+    encoded = text.encode() if isinstance(text, str) else text
+    return parse_fields(encoded, parameters or {}, PROMPT, LIMITS)
+
+
+def refusal(*args: Any, **values: Any) -> str:
+    with pytest.raises(InvalidRequest) as error:
+        parse(*args, **values)
+    return str(error.value)
+
+
+# --- what absence means
+
+
+def test_fields_left_out_have_their_defaults() -> None:
+    fields = parse(seed=1)
+    assert fields.sampling == SamplingParams(max_tokens=256, temperature=1.0, top_k=0, top_p=1.0, seed=1)
+    assert fields.return_token_ids is False
+
+
+@pytest.mark.parametrize("text", [None, b"", "{}", " { } "])
+def test_no_parameters_are_none_given(text: str | bytes | None) -> None:
+    """SAM-12: an empty object works."""
+    assert parse(text).sampling.max_tokens == 256
+
+
+def test_null_is_the_same_as_left_out() -> None:
+    """LEN-04."""
+    names = ["max_tokens", "temperature", "top_k", "top_p", "ignore_eos", "stop_token_ids", "stop_length", "seed"]
+    fields = parse(json.dumps(dict.fromkeys(names)))
+    assert (fields.sampling.max_tokens, fields.sampling.temperature) == (256, 1.0)
+    assert parse('{"nonsense": null}').sampling.max_tokens == 256
+
+
+def test_each_request_without_a_seed_gets_one_of_its_own() -> None:
+    seeds = {parse().sampling.seed for _ in range(50)}
+    assert len(seeds) == 50
+    assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens"), [(1, 256), (256, 256), (257, 255), (511, 1)]
+)
+def test_max_tokens_left_out_is_capped_by_the_context(prompt: int, max_tokens: int) -> None:
+    """LEN-02: a prompt one shorter than the context gets exactly one token."""
+    assert parse_fields(None, {}, prompt, LIMITS).sampling.max_tokens == max_tokens
+
+
+@pytest.mark.parametrize("prompt", [512, 513, 100_000])
+def test_a_prompt_without_room_for_a_token_is_refused_with_the_numbers(prompt: int) -> None:
+    """LEN-01, LEN-02."""
+    for text in (b"{}", b'{"max_tokens": 1}'):
+        with pytest.raises(InvalidRequest, match=f"the prompt has {prompt} tokens; .* at most 512 are allowed"):
+            parse_fields(text, {}, prompt, LIMITS)
+
+
+def test_prompt_and_max_tokens_beyond_the_context_are_refused_with_the_numbers() -> None:
+    assert parse(max_tokens=ROOM).sampling.max_tokens == ROOM
+    assert refusal(max_tokens=ROOM + 1) == (
+        f"max_tokens is {ROOM + 1}; with a prompt of {PROMPT} tokens at most {ROOM} are allowed (context of 512)"
+    )
+
+
+# --- what is accepted
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meaning"),
+    [
+        ("max_tokens", 1, 1),
+        ("max_tokens", "5", 5),
+        ("max_tokens", 5.0, 5),
+        ("temperature", 0, 0.0),
+        ("temperature", -0.0, 0.0),
+        ("temperature", 1e-40, 1e-40),
+        ("temperature", 1e30, 1e30),
+        ("temperature", "0.7", 0.7),
+        ("temperature", "1e-3", 1e-3),
+        ("top_k", 0, 0),
+        ("top_k", -1, 0),
+        ("top_k", 5.0, 5),
+        ("top_k", 1000, 1000),
+        ("top_p", 0, 0.0),
+        ("top_p", 0.0, 0.0),
+        ("top_p", 1, 1.0),
+        ("seed", 0, 0),
+        ("seed", 2**64 - 1, 2**64 - 1),
+        ("seed", str(2**64 - 1), 2**64 - 1),
+        ("ignore_eos", False, False),
+        ("ignore_eos", True, True),
+        ("stop_token_ids", [], ()),
+        ("stop_token_ids", [0, 999, "7"], (0, 999, 7)),
+        ("stop_length", 1, 1),
+        ("stop_length", 512, 512),
+    ],
+)
+def test_a_value_in_range_means_what_it_says(name: str, value: Any, meaning: Any) -> None:
+    """SAM-05, SAM-06, SAM-11, SAM-15: zero, false and the empty list are values; whole floats are whole numbers."""
+    read = getattr(parse(**{name: value}).sampling, name)
+    assert read == meaning
+    assert type(read) is type(meaning)
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("max_tokens", 0, "allowed are 1 to 512"),
+        ("max_tokens", -1, "allowed are 1 to 512"),
+        ("max_tokens", 2**63, "allowed are 1 to 512"),
+        ("max_tokens", 1e300, "allowed are 1 to 512"),
+        ("max_tokens", 1.5, "a whole number"),
+        ("max_tokens", "five", "a number"),
+        ("max_tokens", "", "a number"),
+        ("max_tokens", True, "a number"),
+        ("max_tokens", [5], "a number"),
+        ("max_tokens", {"value": 5}, "a number"),
+        ("temperature", -1, "finite numbers from 0 up"),
+        ("temperature", -1e-300, "finite numbers from 0 up"),
+        ("temperature", "nan", "finite numbers from 0 up"),
+        ("temperature", "inf", "finite numbers from 0 up"),
+        ("temperature", float("nan"), "finite numbers from 0 up"),
+        ("temperature", float("inf"), "finite numbers from 0 up"),
+        ("temperature", 10**400, "finite numbers from 0 up"),
+        ("temperature", True, "a number"),
+        ("temperature", False, "a number"),
+        ("temperature", "", "a number"),
+        ("top_k", 0.01, "a whole number"),
+        ("top_k", -2, "allowed are -1 to 1000"),
+        ("top_k", 1001, "allowed are -1 to 1000"),
+        ("top_k", False, "a number"),
+        ("top_k", "inf", "a whole number"),
+        ("top_p", 1.0000001, "allowed are 0 to 1"),
+        ("top_p", -0.1, "allowed are 0 to 1"),
+        ("top_p", 10**400, "allowed are 0 to 1"),
+        ("top_p", False, "a number"),
+        ("seed", -1, "allowed are 0 to 18446744073709551615"),
+        ("seed", 2**64, "allowed are 0 to 18446744073709551615"),
+        ("seed", 1.5, "a whole number"),
+        ("seed", float("nan"), "a whole number"),
+        ("ignore_eos", 0, "true or false"),
+        ("ignore_eos", "true", "true or false"),
+        ("stop_token_ids", 5, "a list of token ids"),
+        ("stop_token_ids", "5", "a list of token ids"),
+        ("stop_token_ids", [1000], "allowed are 0 to 999"),
+        ("stop_token_ids", [-1], "allowed are 0 to 999"),
+        ("stop_token_ids", [2**62], "allowed are 0 to 999"),
+        ("stop_token_ids", [1.5], "a whole number"),
+        ("stop_token_ids", [True], "a number"),
+        ("stop_token_ids", [[]], "a number"),
+        ("stop_token_ids", [None], "a number"),
+        ("stop_length", 0, "allowed are 1 to 512"),
+        ("return_token_ids", 1, "true or false"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_a_value_out_of_range_is_refused_by_the_fields_name(name: str, value: Any, allowed: str) -> None:
+    """STP-07, SAM-02, SAM-05, SAM-10, SAM-13, SAM-15: and the next good request is read as ever."""
+    text = refusal(**{name: value})
+    assert text.startswith(f"{name} is ")
+    assert allowed in text
+    assert len(text) < 200
+    assert parse(max_tokens=3, temperature=0, seed=0).sampling == SamplingParams(3, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"{", "sampling_parameters is not valid JSON"),
+        (b"nonsense", "sampling_parameters is not valid JSON"),
+        (b"\xff\xfe\xfd", "sampling_parameters is not valid JSON"),
+        (b"[" * 100_000, "sampling_parameters is not valid JSON"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "sampling_parameters is not valid JSON"),
+        (b'{"seed": 1, "seed": 2}', "the key 'seed' stands twice"),
+        (b'{"stop_token_ids": [{"a": 1, "a": 1}]}', "the key 'a' stands twice"),
+        (b"[1, 2]", "sampling_parameters is [1, 2]; it must be a JSON object"),
+        (b"5", "sampling_parameters is 5; it must be a JSON object"),
+        (b"null", "sampling_parameters is None; it must be a JSON object"),
+        (b'"{}"', "sampling_parameters is '{}'; it must be a JSON object"),
+        (b'{"temperature": NaN}', "temperature is nan"),
+        (b'{"temperature": -Infinity}', "temperature is -inf"),
+        (b'{"temprature": 1}', "unknown field 'temprature'; known are ignore_eos, max_tokens"),
+        (b'{"\\ud83d": 1}', "unknown field '\\ud83d'"),
+        (b'{"": 1}', "unknown field ''"),
+        (b'{"' + b"x" * 1000 + b'": 1}', "unknown field 'xxx"),
+        (b'{"seed": "' + b"1" * (1 << 20) + b'"}', "sampling_parameters has 1048588 bytes; at most 1048576 are allowed"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_json_that_is_none_is_refused(text: bytes, reason: str) -> None:
+    """SAM-12: broken, a list, an unknown or a repeated key, NaN, a megabyte."""
+    message = refusal(text)
+    assert reason in message
+    assert len(message) < 400
+    message.encode()
+
+
+@pytest.mark.parametrize("name", ["logprobs", "n", "messages", "stop", "presence_penalty", "min_tokens", "timeout_ms"])
+def test_fields_of_a_later_version_are_refused_by_name(name: str) -> None:
+    for value in (1, 0, False, "", []):
+        assert refusal(**{name: value}) == f"{name} is not supported by this version"
+
+
+# --- request parameters
+
+
+def test_request_parameters_are_a_fallback_for_the_same_names() -> None:
+    fields = parse('{"max_tokens": 7}', parameters={"max_tokens": 9, "temperature": "0.5", "seed": 3})
+    assert (fields.sampling.max_tokens, fields.sampling.temperature, fields.sampling.seed) == (7, 0.5, 3)
+
+
+def test_a_request_parameter_that_is_unknown_is_refused() -> None:
+    """VAL-11: refused by name, wherever it came."""
+    assert refusal(parameters={"runtime_top_k": 5}).startswith("unknown field 'runtime_top_k'")
+
+
+# --- token ids
+
+
+def test_token_ids_inside_the_vocabulary_pass() -> None:
+    check_token_ids("input_ids", [0, 999], 1000)
+
+
+@pytest.mark.parametrize("bad", [-1, 1000, 2**31 - 1, -(2**31)])
+def test_token_ids_outside_the_vocabulary_are_refused(bad: int) -> None:
+    """VAL-01: both bounds; the embedding never sees them."""
+    with pytest.raises(InvalidRequest) as error:
+        check_token_ids("input_ids", [5, bad, 1001], 1000)
+    assert str(error.value) == f"input_ids has {bad}; token ids are 0 to 999"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+names = st.sampled_from(
+    ["max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos", "stop_token_ids", "stop_length", "return_token_ids"]
+)
+
+
+@given(st.dictionaries(names | st.text(), json_values, max_size=4))
+def test_any_json_object_is_read_or_refused(values: dict[str, Any]) -> None:
+    """Nothing else comes out, and what is read is within its range."""
+    try:
+        sampling = parse(json.dumps(values)).sampling
+    except InvalidRequest as error:
+        assert len(str(error)) < 400
+        return
+    assert 1 <= sampling.max_tokens <= ROOM
+    assert 0.0 <= sampling.temperature < float("inf")
+    assert 0 <= sampling.top_k <= 1000
+    assert 0.0 <= sampling.top_p <= 1.0
+    assert 0 <= sampling.seed < 2**64
+    assert all(0 <= token_id < 1000 for token_id in sampling.stop_token_ids)
