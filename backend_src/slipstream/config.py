@@ -150,6 +150,11 @@ def runtime_directory(environment: Mapping[str, str] = os.environ, server_pid: i
         base = Path(environment.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
         pid = server_pid or os.getppid()
         user_directory = base / f"slipstream-{os.getuid()}"
+        user_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if user_directory.stat().st_uid != os.getuid():
+            raise ConfigError(f"{user_directory} belongs to another user; set SLIPSTREAM_RUNTIME_DIR")
+        # Whoever may write here could put sockets of their own in place of an engine's.
+        user_directory.chmod(0o700)
         _remove_leftovers(user_directory)
         directory = user_directory / f"{pid}-{_start_time(pid)}"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)

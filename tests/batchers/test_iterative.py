@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from observed import ObservedEngine
 from scripted import BLOCK_SIZE, DOOR, ScriptedRunner, make_config, make_request
-
 from slipstream.engine.request import Request
 from slipstream.errors import InvalidRequest
 
@@ -68,9 +68,7 @@ def play(scenario: Scenario) -> ObservedEngine:
     call = 0
     while pending or observed.engine.requests:
         named = [
-            request
-            for request in observed.engine.requests.values()
-            if (call, request.key[1]) not in scenario.absent
+            request for request in observed.engine.requests.values() if (call, request.key[1]) not in scenario.absent
         ]
         for request in named:
             observed.scheduler.advance(request)

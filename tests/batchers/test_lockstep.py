@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from observed import ObservedEngine
 from scripted import BLOCK_SIZE, DOOR, ScriptedRunner, expected_output, make_config, make_request
-
 from slipstream.engine.batch import Batch
 from slipstream.engine.request import Request
 from slipstream.errors import InvalidRequest

@@ -6,6 +6,7 @@ sentencepiece style with byte fallback (Llama 2, Mistral).
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from slipstream.doors.text import Detokenizer, TextCodec
 from slipstream.errors import InvalidRequest, ModelNotFound
 
+# Characters that look like others are what this is about.
+# ruff: noqa: RUF001
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CORPUS = [
     "I am fine, thank you. The quick brown fox jumps over the lazy dog.\n\n  indented\tcode();",
@@ -75,7 +78,7 @@ def stream(codec: TextCodec, token_ids: list[int], cuts: list[int] | None = None
     detokenizer = Detokenizer(codec)
     ends = sorted({cut for cut in cuts if 0 < cut < len(token_ids)}) if cuts is not None else range(1, len(token_ids))
     bounds = [0, *ends, len(token_ids)]
-    groups = [token_ids[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    groups = [token_ids[start:end] for start, end in itertools.pairwise(bounds)]
     return [detokenizer.push(group, last=number == len(groups) - 1) for number, group in enumerate(groups)]
 
 
@@ -99,7 +102,9 @@ def test_pieces_join_to_the_whole_text_and_hold_whole_characters(
 
 @settings(max_examples=300)
 @given(kind=st.sampled_from(KINDS), data=st.data())
-def test_pieces_of_any_tokens_join_to_the_whole_text(codecs: dict[str, TextCodec], kind: str, data: st.DataObject) -> None:
+def test_pieces_of_any_tokens_join_to_the_whole_text(
+    codecs: dict[str, TextCodec], kind: str, data: st.DataObject
+) -> None:
     """Stray bytes, special tokens in the middle, tokens in groups of any size: what a model may give at any step."""
     token_ids = data.draw(st.lists(st.integers(0, VOCABULARY[kind] - 1), min_size=1, max_size=12))
     cuts = data.draw(st.lists(st.integers(1, 12), max_size=12))

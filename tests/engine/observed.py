@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from scripted import DOOR, Clock, ScriptedRunner, expected_output, output_of
-
 from slipstream.config import EngineConfig
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, Request

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from scripted import make_request
 
+from scripted import make_request
 from slipstream.engine.admission import LengthHistory, NoEvict, Optimistic
 from slipstream.engine.block_pool import BlockPool
 from slipstream.engine.request import Request

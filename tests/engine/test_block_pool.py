@@ -25,9 +25,7 @@ def test_allocate_and_free_keep_every_block_in_one_place(num_blocks: int, operat
         assert pool.num_used + pool.num_free == num_blocks
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (32, 2), (33, 3)]
-)
+@pytest.mark.parametrize(("num_tokens", "blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (32, 2), (33, 3)])
 def test_blocks_for_rounds_up(num_tokens: int, blocks: int) -> None:
     assert BlockPool(4, 16).blocks_for(num_tokens) == blocks
 

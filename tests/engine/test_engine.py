@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+
 from observed import ObservedEngine
 from scripted import DOOR, Clock, ScriptedRunner, expected_output, make_config, make_prompt, make_request
-
 from slipstream.engine.engine import Engine
 from slipstream.engine.messages import RequestStats
 from slipstream.errors import InvalidRequest

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from scripted import make_request, output_of
 
+from scripted import make_request, output_of
 from slipstream.engine.request import SamplingParams
 
 EOS = frozenset({3, 4})

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import make_request
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from scripted import make_request
 from slipstream.engine import sampler
 from slipstream.engine.request import Request
 from slipstream.engine.sampler import NOT_FINITE, sample

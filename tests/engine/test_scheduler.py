@@ -1,8 +1,9 @@
-"""Named situations of the continuous scheduler, among them those in which servers of this kind have failed in public."""
+"""Named situations of the continuous scheduler, many of which have made other servers fail in public."""
 
 from __future__ import annotations
 
 import pytest
+
 from observed import ObservedEngine
 from scripted import (
     BLOCK_SIZE,
@@ -15,7 +16,6 @@ from scripted import (
     make_request,
     next_token,
 )
-
 from slipstream.errors import InvalidRequest, Unavailable
 
 
@@ -360,7 +360,10 @@ def test_two_thousand_mixed_requests_leave_no_block_behind() -> None:
 
 def test_the_scripted_runner_can_end_by_eos() -> None:
     """Of the tests themselves: outputs are as various as a model's."""
-    ends = [expected_output(make_prompt(5, number), make_request(number, 5, 60, seed=number).sampling) for number in range(50)]
+    ends = [
+        expected_output(make_prompt(5, number), make_request(number, 5, 60, seed=number).sampling)
+        for number in range(50)
+    ]
     assert {reason for _, reason in ends} == {"stop", "length"}
     assert all(output[-1] in EOS_TOKEN_IDS for output, reason in ends if reason == "stop")
     assert len({next_token(make_prompt(5, number), 0) for number in range(32)}) > 15

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from observed import ObservedEngine
 from scripted import BLOCK_SIZE, DOOR, VOCAB_SIZE, ScriptedRunner, make_config, make_request
-
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch
 from slipstream.engine.request import FINISH_LENGTH
@@ -68,7 +68,6 @@ class Scenario:
             failing_steps=self.failing_steps,
             not_finite={((DOOR, request), index) for request, index in self.not_finite},
         )
-
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -219,10 +218,14 @@ def submit(observed: ObservedEngine, scenario: Scenario, number: int, arrival: A
 @given(scenarios)
 @example(
     Scenario(
-        num_blocks=4, seats=4, spare_budget=4, admission="optimistic", chunked_prefill=False,
-        arrivals=[Arrival(0, 1, 40, ignore_eos=True), Arrival(0, 1, 40, ignore_eos=True), Arrival(0, 1, 40, ignore_eos=True)],
+        num_blocks=4,
+        seats=4,
+        spare_budget=4,
+        admission="optimistic",
+        chunked_prefill=False,
+        arrivals=[Arrival(0, 1, 40, ignore_eos=True)] * 3,
     )
-)  # fmt: skip
+)
 def test_every_request_gets_the_tokens_of_its_undisturbed_run(scenario: Scenario) -> None:
     observed = play(scenario)
     assert set(observed.reasons.values()) <= {"stop", "length"}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_model import SHAPE, Answer, TinyEngine, load_reference, make_prompts, save_tiny_model
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from slipstream.models import runner
 from slipstream.models.kernels.torch_ops import TorchKernels
+from tiny_model import SHAPE, Answer, TinyEngine, load_reference, make_prompts, save_tiny_model
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

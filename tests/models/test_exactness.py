@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_model import Answer, TinyEngine, assert_same_bits, make_prompts
 
 from slipstream.engine.request import Request
+from tiny_model import Answer, TinyEngine, assert_same_bits, make_prompts
 
 MAX_TOKENS = 12
 PROMPTS = make_prompts(10)

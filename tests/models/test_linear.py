@@ -55,7 +55,9 @@ def test_the_packed_storage_is_refused_on_cuda() -> None:
         make_linear(torch.zeros(8, 8), None, "fp16", torch.device("cuda"))
 
 
-@pytest.mark.parametrize(("storage", "dtype"), [("fp16", torch.float32), ("fp32", torch.float32), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("storage", "dtype"), [("fp16", torch.float32), ("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
 def test_activations_have_the_dtype_that_goes_with_the_weights(storage: str, dtype: torch.dtype) -> None:
     x = torch.ones(3, 8, dtype=dtype)
     assert compute_dtype(storage) == dtype

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_model import KV_BYTES_PER_TOKEN, TinyEngine, make_config
 
 from slipstream.errors import ConfigError, ModelNotFound
 from slipstream.models.runner import ModelRunner
 from slipstream.models.weights import Checkpoint, ModelConfig
+from tiny_model import KV_BYTES_PER_TOKEN, TinyEngine, make_config
 
 
 def write_config(folder: Path, tiny_llama: Path, changes: dict[str, Any]) -> Path:
@@ -80,12 +80,14 @@ def test_eos_ids_are_those_of_the_generation_config_first(
 
 
 def test_head_sizes_left_out_follow_from_the_others(tiny_llama: Path, tmp_path: Path) -> None:
-    config = ModelConfig.from_folder(write_config(tmp_path, tiny_llama, {"head_dim": None, "num_key_value_heads": None}))
+    config = ModelConfig.from_folder(
+        write_config(tmp_path, tiny_llama, {"head_dim": None, "num_key_value_heads": None})
+    )
     assert (config.head_dim, config.num_kv_heads) == (16, 4)
 
 
 def test_a_folder_that_lacks_something_says_what(tiny_llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="has no config.json"):
+    with pytest.raises(ModelNotFound, match=r"has no config\.json"):
         ModelConfig.from_folder(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"never read")
     with pytest.raises(ModelNotFound, match=r"has no \*.safetensors file; other formats are not read"):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_model import Answer, load_reference
 from tokenizers import Tokenizer
 
 from slipstream.config import EngineConfig
@@ -15,6 +14,7 @@ from slipstream.engine.request import Request, SamplingParams
 from slipstream.errors import ModelNotFound
 from slipstream.models.runner import ModelRunner
 from slipstream.models.store import resolve
+from tiny_model import Answer, load_reference
 
 PROMPTS = ["The capital of France is", "Water boils at a temperature of", "Once upon a time, in a village by the sea,"]
 MAX_TOKENS = 8

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from slipstream.config import EngineConfig
@@ -34,7 +35,12 @@ KV_BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4
 
 
 def save_tiny_llama(folder: Path) -> Path:
-    """The model that most tests run."""
+    """The model that most tests run, with a tokenizer of one token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({character: number for number, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
     return save_tiny_model(folder, LlamaConfig(**SHAPE, tie_word_embeddings=True))
 
 
@@ -61,7 +67,12 @@ def make_config(**fields: Any) -> EngineConfig:
     """One thread and a pool of 256 blocks, unless told otherwise."""
     blocks = fields.pop("num_blocks", 256)
     block_size = fields.get("block_size", 16)
-    defaults = {"name": "tiny", "device": "cpu", "threads": 1, "kv_cache_bytes": blocks * block_size * KV_BYTES_PER_TOKEN}
+    defaults = {
+        "name": "tiny",
+        "device": "cpu",
+        "threads": 1,
+        "kv_cache_bytes": blocks * block_size * KV_BYTES_PER_TOKEN,
+    }
     return EngineConfig(**{**defaults, **fields})
 
 
@@ -138,5 +149,3 @@ def assert_same_bits(answer: Answer, reference: Answer) -> None:
     assert len(answer.logits) == len(reference.logits) == len(answer.token_ids)
     for index, (row, expected) in enumerate(zip(answer.logits, reference.logits, strict=True)):
         assert torch.equal(row, expected), f"logits of output {index} differ by up to {(row - expected).abs().max()}"
-
-

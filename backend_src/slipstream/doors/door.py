@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import time
 from typing import Any
 
@@ -44,7 +45,8 @@ class Door:
         if batcher == "lockstep":
             batcher = "dynamic" if "dynamic_batching" in model_config else "static"
         self._metrics = MetricsPublisher({"model": config.name, "version": args["model_version"], "batcher": batcher})
-        self._link = EngineLink(config, runtime_directory(), self._on_update, self._on_down)
+        # The stub's parent is tritonserver.
+        self._link = EngineLink(config, runtime_directory(), self._on_update, self._on_down, server_pid=os.getppid())
         info = self._link.start()
         self._codec = TextCodec(folder, info.max_model_len)
         self._limits = Limits(info.max_model_len, info.vocab_size)

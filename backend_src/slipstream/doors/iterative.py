@@ -6,6 +6,8 @@ state lies here and in the engine, by the correlation id that Triton gave it.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +30,11 @@ from slipstream.doors.text import Detokenizer
 from slipstream.engine.messages import NewRequest, Output
 from slipstream.errors import Cancelled, InvalidRequest
 
+# A sequence that Triton has not named for so many calls, or for so long without any call, will not come back: one that
+# waits in Triton's queue is in the next call or the one after.
+_CALLS_UNTIL_LOST = 4
+_SECONDS_UNTIL_LOST = 3.0
+
 
 @dataclass(slots=True)
 class IterativeSequence:
@@ -39,19 +46,43 @@ class IterativeSequence:
     output_ids: list[int] = field(default_factory=list)
     held_text: str = ""
     held_tokens: int = 0
+    last_call: int = 0  # number of the call that named it last
 
 
 class IterativeDoor(Door):
-    """One token a call, from an engine that computes what each call names."""
+    """One token a call, from an engine that computes what each call names.
+
+    Triton does not tell a model when it drops a sequence that was cancelled between two calls; the door notices that
+    such a sequence is named no more, and ends it in the engine.
+    """
 
     def initialize(self, args: dict[str, str]) -> None:
         """See Door.initialize."""
         self._sequences: dict[int, IterativeSequence] = {}  # by correlation id
         self._collector = Collector()
+        self._call = threading.Lock()  # held by a call, and while sequences are given up
+        self._num_calls = 0
+        self._last_call_s = time.monotonic()
+        self._closing = threading.Event()
+        self._watch = threading.Thread(target=self._watch_for_silence, name="lost-sequences", daemon=True)
         super().initialize(args)
+        self._watch.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Compute one step for the sequences that Triton names."""
+        with self._call:
+            self._num_calls += 1
+            self._step(requests)
+            self._give_up([s for s in self._sequences.values() if self._num_calls - s.last_call >= _CALLS_UNTIL_LOST])
+            self._last_call_s = time.monotonic()
+
+    def finalize(self) -> None:
+        """See Door.finalize."""
+        self._closing.set()
+        self._watch.join(timeout=5)
+        super().finalize()
+
+    def _step(self, requests: Sequence[Any]) -> None:
         named: list[tuple[Any, int, IterativeSequence]] = []
         new: list[NewRequest] = []
         for request in requests:
@@ -62,7 +93,9 @@ class IterativeDoor(Door):
                     new.append(self._sequences[correlation_id].new)
                 elif correlation_id not in self._sequences:
                     raise InvalidRequest("the sequence is not known; a request must not continue an ended sequence")
-                named.append((request, correlation_id, self._sequences[correlation_id]))
+                sequence = self._sequences[correlation_id]
+                sequence.last_call = self._num_calls
+                named.append((request, correlation_id, sequence))
             except Exception as error:
                 _end_with_error(request, error)
         started = {request.id for request in new}
@@ -115,6 +148,19 @@ class IterativeDoor(Door):
         if sequence.held_text:
             request.get_response_sender().send(_response(sequence, output))
         request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+
+    def _watch_for_silence(self) -> None:
+        while not self._closing.wait(_SECONDS_UNTIL_LOST / 4):
+            with self._call:
+                if time.monotonic() - self._last_call_s >= _SECONDS_UNTIL_LOST:
+                    self._give_up(list(self._sequences.values()))
+
+    def _give_up(self, lost: list[IterativeSequence]) -> None:
+        """Forget sequences that Triton has dropped, and end them in the engine."""
+        if lost:
+            ids = {sequence.new.id for sequence in lost}
+            self._sequences = {key: s for key, s in self._sequences.items() if s.new.id not in ids}
+            self._link.cancel(list(ids))
 
     def _on_output(self, output: Output) -> None:
         self._collector.deliver(output)

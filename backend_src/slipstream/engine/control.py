@@ -17,11 +17,12 @@ _MOST_BYTES = 1 << 20
 
 
 class Connection:
-    """One peer of the control socket; `identity` is set once it has said that it is a door."""
+    """One peer of the control socket; `identity` and `pid` are set once it has said that it is a door."""
 
     def __init__(self, peer: socket.socket) -> None:
         self.socket = peer
         self.identity: bytes | None = None
+        self.pid: int | None = None
         self._received = b""
 
     def receive(self) -> list[dict[str, Any]] | None:

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -32,6 +33,7 @@ from slipstream.errors import ConfigError, SlipstreamError, Unavailable
 
 log = logging.getLogger(__name__)
 
+_News = TypeVar("_News")
 _FIRST_BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 10.0
 _START_TIMEOUT_S = 30.0
@@ -45,7 +47,8 @@ class EngineLink:
     """Connects a door to the engine of one server that has this configuration.
 
     `on_update` and `on_down` are called from the link's thread: with each step's news, and with the reason when the
-    engine is gone; whatever was in flight then will not be answered any more.
+    engine is gone; whatever was in flight then will not be answered any more. `server_pid` is the process whose end is
+    to end the engine too, whatever its doors do.
     """
 
     def __init__(
@@ -54,8 +57,10 @@ class EngineLink:
         directory: Path,
         on_update: Callable[[Update], None],
         on_down: Callable[[str], None],
+        server_pid: int | None = None,
     ) -> None:
         self._config = config
+        self._server_pid = server_pid
         self._directory = directory
         self._on_update = on_update
         self._on_down = on_down
@@ -73,7 +78,7 @@ class EngineLink:
         Raises:
             EngineFailed: the engine did not start, or runs with another configuration.
         """
-        self._session = _Session(self._config, self._directory)
+        self._session = self._connect()
         self.info = self._session.info
         self._down_reason = None
         self._thread.start()
@@ -110,12 +115,15 @@ class EngineLink:
         self._queue.append(command)
         os.write(self._wake_writer, b".")
 
+    def _connect(self) -> _Session:
+        return _Session(self._config, self._directory, self._server_pid)
+
     def _run(self) -> None:
         backoff = _FIRST_BACKOFF_S
         while not self._closing:
             if self._session is None:
                 try:
-                    self._session = _Session(self._config, self._directory)
+                    self._session = self._connect()
                 except Exception as error:
                     self._down_reason = str(error)
                     log.error("engine %s is not back: %s", self._config.name, error)
@@ -130,7 +138,7 @@ class EngineLink:
             self._session = None
             if not self._closing:
                 self._down_reason = f"engine {self._config.name!r} died and is being started again"
-                self._on_down(self._down_reason)
+                self._tell(self._on_down, self._down_reason)
 
     def _serve(self, session: _Session) -> None:
         """Carry commands and updates until the engine is gone or the link is closed."""
@@ -142,7 +150,7 @@ class EngineLink:
         while True:
             ready = dict(poller.poll())
             if session.messages in ready:
-                self._on_update(decoder.decode(session.messages.recv()))
+                self._tell(self._on_update, decoder.decode(session.messages.recv()))
             elif session.control.fileno() in ready:
                 # Nothing is ever said here after the greeting: this is the engine's end-of-file.
                 return
@@ -153,11 +161,18 @@ class EngineLink:
                 while self._queue:
                     session.messages.send(msgspec.msgpack.encode(self._queue.popleft()))
 
+    def _tell(self, door: Callable[[_News], None], news: _News) -> None:
+        """Hand news over; a door that fails over some of it still gets the next."""
+        try:
+            door(news)
+        except Exception:
+            log.exception("the door of engine %s failed over its news", self._config.name)
+
 
 class _Session:
     """One connection to one living engine."""
 
-    def __init__(self, config: EngineConfig, directory: Path) -> None:
+    def __init__(self, config: EngineConfig, directory: Path, server_pid: int | None) -> None:
         identity = secrets.token_bytes(8)
         self.control = _connect_or_start(config, directory)
         try:
@@ -166,6 +181,8 @@ class _Session:
                 {
                     "type": "door",
                     "identity": identity.hex(),
+                    "pid": os.getpid(),
+                    "server_pid": server_pid,
                     "fingerprint": config.fingerprint,
                     "config": dataclasses.asdict(config),
                 },
@@ -226,8 +243,10 @@ def _connect(path: Path) -> socket.socket | None:
 
 def _start(config: EngineConfig, directory: Path) -> subprocess.Popen[bytes]:
     """Start the engine in a fresh interpreter and a session of its own."""
-    description = directory / f"{config.name}.json"
-    description.write_text(json.dumps({"config": dataclasses.asdict(config), "directory": str(directory)}))
+    description = (directory / f"{config.name}.json").absolute()
+    # It starts in the root folder, so that no file here shadows a module, and then comes back for relative paths.
+    words = {"config": dataclasses.asdict(config), "directory": str(directory), "folder": os.getcwd()}
+    description.write_text(json.dumps(words))
     with (directory / f"{config.name}.log").open("ab") as output:
         process = subprocess.Popen(
             [_interpreter(), "-m", "slipstream.engine.process", str(description)],
@@ -246,8 +265,8 @@ def _start(config: EngineConfig, directory: Path) -> subprocess.Popen[bytes]:
 def engine_environment() -> dict[str, str]:
     """The engine's environment: the door's, the package's own folder, and matmul threads that sleep while they wait.
 
-    OpenMP's default is to spin. On cores that doors, server and clients share, a spinning thread keeps from running what
-    it waits for: with four other busy processes on two cores a decode step took twenty times as long.
+    OpenMP's default is to spin. On cores that doors, server and clients share, a spinning thread keeps from running
+    what it waits for: with four other busy processes on two cores a decode step took twenty times as long.
     """
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -26,6 +26,7 @@ from slipstream.engine import messages
 from slipstream.engine.control import Connection, ControlSocket
 from slipstream.engine.messages import Cancel, Command, EngineInfo, NewRequest, Output, RequestStats
 from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, Request
+from slipstream.engine.server_watch import ServerWatch, kill_doors
 from slipstream.errors import InvalidRequest, Unavailable
 
 log = logging.getLogger("slipstream.engine")
@@ -58,6 +59,7 @@ class EngineProcess:
         self._doors: dict[bytes, Connection] = {}  # by identity, the first leads
         self._alone_since = time.monotonic()
         self._had_door = False
+        self._server = ServerWatch()
         self._stats_due = 0.0
         self._drain_until: float | None = None
         self._drainers: list[Connection] = []
@@ -75,6 +77,9 @@ class EngineProcess:
                 self._accept()
             for descriptor in [fd for fd in ready if fd in self._control.connections]:
                 self._converse(self._control.connections[descriptor])
+            if self._server.descriptor in ready:
+                self._poller.unregister(self._server.descriptor)
+                self._server.note_gone()
             if self._commands in ready:
                 self._take_commands()
             if self._engine is not None and self._engine.has_work:
@@ -116,7 +121,15 @@ class EngineProcess:
 
     # --- time
 
+    def _watch_server(self, pid: int) -> None:
+        self._server.watch(pid)
+        if self._server.descriptor is not None:
+            self._poller.register(self._server.descriptor, zmq.POLLIN)
+
     def _deserted(self) -> bool:
+        if self._server.gone_for(self._config.grace_seconds):
+            kill_doors(door.pid for door in self._doors.values() if door.pid is not None)
+            return True
         if self._failure is not None and not self._greetings:
             return True
         grace = self._config.grace_seconds if self._had_door else _FIRST_DOOR_SECONDS
@@ -125,7 +138,7 @@ class EngineProcess:
     def _poll_timeout_ms(self) -> int | None:
         if self._engine is not None and self._engine.has_work:
             return 0
-        if self._drain_until is not None or not self._doors:
+        if self._drain_until is not None or not self._doors or self._server.gone:
             return 200
         return None
 
@@ -142,25 +155,35 @@ class EngineProcess:
             self._part(connection)
             return
         for message in received:
-            kind = message.get("type")
-            if kind == "door":
-                connection.identity = bytes.fromhex(message["identity"])
-                if message["fingerprint"] != self._config.fingerprint:
-                    self._refuse(connection, message)
-                elif self._state == "loading":
-                    self._greetings.append(connection)
-                else:
-                    self._greet(connection)
-            elif kind == "status":
-                connection.send(self._status())
-            elif kind == "records" and self._engine is not None:
-                last = self._engine.records.last(int(message.get("last", 100)))
-                connection.send({"type": "records", "records": last})
-            elif kind == "drain":
-                self._drainers.append(connection)
-                self._start_drain(float(message.get("timeout_s", 20.0)))
+            try:
+                self._answer(connection, message)
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+                connection.send({"type": "error", "reason": f"not a message: {error!r}"})
+
+    def _answer(self, connection: Connection, message: dict[str, Any]) -> None:
+        kind = message.get("type")
+        if kind == "door":
+            connection.identity = bytes.fromhex(message["identity"])
+            connection.pid = int(message["pid"])
+            if message["server_pid"] is not None:
+                self._watch_server(int(message["server_pid"]))
+            if message["fingerprint"] != self._config.fingerprint:
+                self._refuse(connection, message)
+            elif self._state == "loading":
+                self._greetings.append(connection)
             else:
-                connection.send({"type": "error", "reason": f"unknown message type {kind!r}"})
+                self._greet(connection)
+        elif kind == "status":
+            connection.send(self._status())
+        elif kind == "records" and self._engine is not None:
+            last = self._engine.records.last(int(message.get("last", 100)))
+            connection.send({"type": "records", "records": last})
+        elif kind == "drain":
+            timeout_s = float(message.get("timeout_s", 20.0))
+            self._drainers.append(connection)
+            self._start_drain(timeout_s)
+        else:
+            connection.send({"type": "error", "reason": f"unknown message type {kind!r}"})
 
     def _refuse(self, connection: Connection, message: dict[str, Any]) -> None:
         ours = dataclasses.asdict(self._config)
@@ -344,6 +367,7 @@ def main() -> None:
     # The terminal's Ctrl-C is the server's business; the engine ends after its last door.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     description = json.loads(Path(sys.argv[1]).read_text())
+    os.chdir(description["folder"])
     EngineProcess(EngineConfig(**description["config"]), Path(description["directory"])).run()
     # The loading thread may still be inside torch; nothing is left that would need an orderly end.
     logging.shutdown()

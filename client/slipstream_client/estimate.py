@@ -1,0 +1,65 @@
+"""How long a comparison will take: its steps played through with a step-time model instead of a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream_client.workload import WorkloadRequest
+
+# A step of r rows on a two-core machine with the demo model; what a warm-up then corrects by one factor.
+STEP_S = 0.014
+ROW_S = 0.002
+
+LOCK_STEP = ("static", "dynamic")
+_SEATS = 16
+_PREFILL_ROWS = 128  # most prompt rows in one step
+
+
+def run_seconds(batcher: str, requests: Sequence[WorkloadRequest], concurrency: int) -> float:
+    """Estimate one run of a closed loop at `concurrency`."""
+    seats = min(concurrency, _SEATS)
+    if batcher in LOCK_STEP:
+        batches = (requests[start : start + seats] for start in range(0, len(requests), seats))
+        return sum(_lock_step_seconds(batch) for batch in batches)
+    return _step_by_step_seconds(requests, seats)
+
+
+def _lock_step_seconds(batch: Sequence[WorkloadRequest]) -> float:
+    """Every row is padded to the longest prompt and computed until the longest answer is done."""
+    prompt_rows = len(batch) * max(request.input_tokens for request in batch)
+    steps = max(request.stop_length for request in batch) - 1
+    return _step_seconds(prompt_rows) + steps * _step_seconds(len(batch))
+
+
+def _step_by_step_seconds(requests: Sequence[WorkloadRequest], seats: int) -> float:
+    """Requests join and leave between steps."""
+    waiting = list(reversed(requests))
+    prompts: list[list[int]] = []  # prompt tokens not yet computed, and output tokens still to come, of each sequence
+    seconds = 0.0
+    while waiting or prompts:
+        while waiting and len(prompts) < seats:
+            request = waiting.pop()
+            prompts.append([request.input_tokens, request.stop_length])
+        rows, budget = 0, _PREFILL_ROWS
+        for sequence in prompts:
+            if sequence[0]:
+                chunk = min(sequence[0], budget)
+                budget -= chunk
+                sequence[0] -= chunk
+                rows += chunk
+                sequence[1] -= not sequence[0] and chunk > 0
+            else:
+                sequence[1] -= 1
+                rows += 1
+        prompts = [sequence for sequence in prompts if sequence[1]]
+        seconds += _step_seconds(rows)
+    return seconds
+
+
+def _step_seconds(rows: int) -> float:
+    return STEP_S + ROW_S * rows
+
+
+def readable(seconds: float) -> str:
+    """A duration as people say it."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,323 @@
+"""The tensors of every door, on the wire: the one module that knows a door's inputs and outputs.
+
+Three families of doors exist (shapes in brackets):
+
+* `continuous`: decoupled, no batch dimension, every input optional and [1] (`input_ids` [-1]).
+* `continuous_unary`: the same tensors without `stream`, one response by plain inference.
+* `static`, `dynamic`, `iterative`: a batch dimension, exactly `text_input` [n, 1] and `sampling_parameters` [n, 1].
+
+A `ModelContract`, read once from the server's model configuration, says which family a model belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+from slipstream_client.errors import SlipstreamError
+
+# With this header Triton closes a stream with the error's true status code; without it a streamed error is text alone.
+STATUS_CODE_METADATA = (("triton_grpc_error", "true"),)
+
+_RETURN_FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_stats")
+_BYTES_LENGTH = struct.Struct("<I")
+
+
+class RequestFailed(SlipstreamError):
+    """One request was refused or ended early; `text` is the server's, of which the message has the first line.
+
+    `code` is the gRPC name of Triton's status (`INVALID_ARGUMENT`, `UNAVAILABLE`, `CANCELLED`, `INTERNAL`, ...), or
+    `UNKNOWN` where the server sent text alone.
+    """
+
+    def __init__(self, text: str, code: str = "UNKNOWN") -> None:
+        # Below the first line stands a Python traceback where a door failed in a way it did not foresee.
+        line = text.strip().partition("\n")[0]
+        super().__init__(line if code == "UNKNOWN" else f"{line} ({code})")
+        self.text = text
+        self.code = code
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keys of `sampling_parameters`; one left out takes the server's default."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    ignore_eos: bool
+    stop_token_ids: list[int]
+    stop_length: int
+    return_token_ids: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One response of a request."""
+
+    text: str
+    num_tokens: int  # output tokens that this chunk carries; may be none or several
+    finish_reason: str | None  # None until the last chunk
+    stats: dict[str, Any] | None  # None until the last chunk
+    num_input_tokens: int | None
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A whole answer."""
+
+    text: str
+    finish_reason: str | None
+    num_input_tokens: int | None
+    num_output_tokens: int
+    output_ids: list[int] | None  # only where `return_token_ids` asked for them
+    stats: dict[str, Any] | None
+
+    @classmethod
+    def of_chunks(cls, chunks: Iterable[Chunk]) -> Generation:
+        """Join the chunks of one request, in order."""
+        collected = list(chunks)
+        last = collected[-1]
+        return cls(
+            text="".join(chunk.text for chunk in collected),
+            finish_reason=last.finish_reason,
+            num_input_tokens=last.num_input_tokens,
+            num_output_tokens=sum(chunk.num_tokens for chunk in collected),
+            output_ids=last.stats.get("output_ids") if last.stats else None,
+            stats=last.stats,
+        )
+
+
+@dataclass(frozen=True)
+class ModelContract:
+    """What a model's configuration says about how to talk to it."""
+
+    name: str
+    inputs: frozenset[str]
+    decoupled: bool  # streams: several responses a request
+    max_batch_size: int  # 0: tensors have no batch dimension
+    server_batches: bool  # Triton has a batcher of its own in front of the model
+    parameters: Mapping[str, str] = field(default_factory=dict)  # of the model's engine
+
+    @classmethod
+    def of_config(cls, config: Any) -> ModelContract:
+        """Read a `ModelConfig` protobuf message."""
+        return cls(
+            name=config.name,
+            inputs=frozenset(tensor.name for tensor in config.input),
+            decoupled=config.model_transaction_policy.decoupled,
+            max_batch_size=config.max_batch_size,
+            server_batches=config.WhichOneof("scheduling_choice") is not None,
+            parameters={key: value.string_value for key, value in config.parameters.items()},
+        )
+
+    @classmethod
+    def of_json(cls, config: Mapping[str, Any]) -> ModelContract:
+        """Read the JSON form of a model's configuration, as Triton's HTTP endpoint gives it."""
+        return cls(
+            name=config["name"],
+            inputs=frozenset(tensor["name"] for tensor in config["input"]),
+            decoupled=config.get("model_transaction_policy", {}).get("decoupled", False),
+            max_batch_size=config["max_batch_size"],
+            server_batches="dynamic_batching" in config or "sequence_batching" in config,
+            parameters={key: value["string_value"] for key, value in config.get("parameters", {}).items()},
+        )
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine behind the model, which its metrics bear; two models may share one."""
+        return self.parameters.get("name") or self.name
+
+    @property
+    def client_batches(self) -> bool:
+        """The model runs exactly the batch that one request brings."""
+        return self.max_batch_size > 0 and not self.decoupled and not self.server_batches
+
+    @property
+    def takes_cancel(self) -> bool:
+        """A running request can be cancelled by a second request with its id."""
+        return "cancel" in self.inputs
+
+    def request(
+        self,
+        request_id: str,
+        prompt: str | None,
+        input_ids: Sequence[int] | None,
+        sampling: Mapping[str, Any],
+        *,
+        stream: bool,
+    ) -> service_pb2.ModelInferRequest:
+        """Build the request for one answer; exactly one of `prompt` and `input_ids` is given.
+
+        Raises:
+            RequestFailed: neither or both are given, or the model takes text alone.
+        """
+        self._check_prompt(prompt, input_ids)
+        if self.max_batch_size > 0:
+            assert prompt is not None
+            return self.batch_request(request_id, [prompt], [sampling])
+        request = service_pb2.ModelInferRequest(model_name=self.name, id=request_id)
+        if prompt is not None:
+            _add_bytes(request, "text_input", [1], [_encode(prompt)])
+        else:
+            assert input_ids is not None
+            ids = _int32(input_ids)
+            _add(request, "input_ids", "INT32", [len(ids)], ids.tobytes())
+        _add_bytes(request, "sampling_parameters", [1], [json.dumps(dict(sampling)).encode()])
+        for flag in self._flags(stream):
+            _add(request, flag, "BOOL", [1], b"\x01")
+        return request
+
+    def batch_request(
+        self, request_id: str, prompts: Sequence[str], samplings: Sequence[Mapping[str, Any]]
+    ) -> service_pb2.ModelInferRequest:
+        """Build one request of n rows for a model with a batch dimension."""
+        request = service_pb2.ModelInferRequest(model_name=self.name, id=request_id)
+        shape = [len(prompts), 1]
+        _add_bytes(request, "text_input", shape, [_encode(prompt) for prompt in prompts])
+        _add_bytes(
+            request, "sampling_parameters", shape, [json.dumps(dict(sampling)).encode() for sampling in samplings]
+        )
+        return request
+
+    def cancel_request(self, request_id: str) -> service_pb2.ModelInferRequest:
+        """Build the request that cancels the running request with this id."""
+        request = service_pb2.ModelInferRequest(model_name=self.name, id=request_id)
+        _add(request, "cancel", "BOOL", [1], b"\x01")
+        return request
+
+    def json_body(
+        self, prompt: str | None, input_ids: Sequence[int] | None, sampling: Mapping[str, Any], *, stream: bool
+    ) -> dict[str, Any]:
+        """Build the body for Triton's HTTP generate endpoints."""
+        self._check_prompt(prompt, input_ids)
+        body: dict[str, Any] = {"sampling_parameters": json.dumps(dict(sampling))}
+        if prompt is not None:
+            body["text_input"] = prompt
+        if input_ids is not None:
+            body["input_ids"] = list(input_ids)
+        return body | dict.fromkeys(self._flags(stream), True)
+
+    def _flags(self, stream: bool) -> list[str]:
+        wanted = ("stream", *_RETURN_FLAGS) if stream else _RETURN_FLAGS
+        return [flag for flag in wanted if flag in self.inputs]
+
+    def _check_prompt(self, prompt: str | None, input_ids: Sequence[int] | None) -> None:
+        if (prompt is None) == (input_ids is None):
+            raise RequestFailed("give exactly one of prompt and input_ids", "INVALID_ARGUMENT")
+        if input_ids is not None and "input_ids" not in self.inputs:
+            raise RequestFailed(f"model {self.name} takes text alone, not input_ids", "INVALID_ARGUMENT")
+
+
+def is_final(response: service_pb2.ModelInferResponse) -> bool:
+    """Whether this is the last response of its request; the answer of plain inference always is."""
+    if "triton_final_response" not in response.parameters:
+        return True
+    return response.parameters["triton_final_response"].bool_param
+
+
+def parse_rows(response: service_pb2.ModelInferResponse) -> list[Chunk]:
+    """Read a response: one chunk for each row of the batch (one where the model has no batch dimension)."""
+    raw = {output.name: content for output, content in zip(response.outputs, response.raw_output_contents, strict=True)}
+    final = is_final(response)
+    texts = _strings(raw["text_output"]) if "text_output" in raw else [""]
+    rows = len(texts)
+    reasons = _strings(raw["finish_reason"]) if "finish_reason" in raw else [""] * rows
+    stats = _strings(raw["stats"]) if "stats" in raw else [""] * rows
+    num_tokens = _uint32s(raw.get("num_output_tokens")) or [0] * rows
+    num_input_tokens: Sequence[int | None] = _uint32s(raw.get("num_input_tokens")) or [None] * rows
+    return [
+        Chunk(
+            text=texts[row],
+            num_tokens=num_tokens[row],
+            finish_reason=reasons[row] or None,
+            stats=json.loads(stats[row]) if stats[row] else None,
+            num_input_tokens=num_input_tokens[row],
+            final=final,
+        )
+        for row in range(rows)
+    ]
+
+
+def parse_json_chunk(answer: Mapping[str, Any], *, final: bool) -> Chunk:
+    """Read one JSON object of Triton's HTTP generate endpoints.
+
+    Raises:
+        RequestFailed: the object carries an error.
+    """
+    if "error" in answer:
+        raise RequestFailed(str(answer["error"]))
+    stats = answer.get("stats")
+    return Chunk(
+        text=answer.get("text_output", ""),
+        num_tokens=answer.get("num_output_tokens", 0),
+        finish_reason=answer.get("finish_reason") or None,
+        stats=json.loads(stats) if stats else None,
+        num_input_tokens=answer.get("num_input_tokens"),
+        final=final,
+    )
+
+
+def failure_of(error: grpc.RpcError, url: str) -> RequestFailed:
+    """Turn a gRPC error into the client's own; a server that cannot be reached is named by its `url`."""
+    code, details = error.code().name, error.details() or ""
+    if code == "UNAVAILABLE" and "connect" in details.lower():
+        return RequestFailed(f"no server answers at {url}", code)
+    return RequestFailed(details or "the server gave no reason", code)
+
+
+def _add(
+    request: service_pb2.ModelInferRequest, name: str, datatype: str, shape: Sequence[int], content: bytes
+) -> None:
+    request.inputs.add(name=name, datatype=datatype, shape=shape)
+    request.raw_input_contents.append(content)
+
+
+def _add_bytes(
+    request: service_pb2.ModelInferRequest, name: str, shape: Sequence[int], elements: Iterable[bytes]
+) -> None:
+    content = b"".join(_BYTES_LENGTH.pack(len(element)) + element for element in elements)
+    _add(request, name, "BYTES", shape, content)
+
+
+def _encode(prompt: str) -> bytes:
+    # Bytes of the command line that are no UTF-8 arrive as escapes; they travel as they were, for the server to refuse.
+    try:
+        return prompt.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise RequestFailed("the prompt holds half of a surrogate pair", "INVALID_ARGUMENT") from error
+
+
+def _int32(input_ids: Sequence[int]) -> np.ndarray:
+    wide = np.asarray(input_ids)
+    bounds = np.iinfo(np.int32)
+    if (
+        wide.ndim != 1
+        or (wide.size and wide.dtype.kind not in "iu")
+        or np.any((wide < bounds.min) | (wide > bounds.max))
+    ):
+        raise RequestFailed("input_ids must be a flat list of 32-bit integers", "INVALID_ARGUMENT")
+    return wide.astype(np.int32)
+
+
+def _strings(content: bytes) -> list[str]:
+    strings, position = [], 0
+    while position < len(content):
+        (length,) = _BYTES_LENGTH.unpack_from(content, position)
+        position += _BYTES_LENGTH.size
+        strings.append(content[position : position + length].decode("utf-8", "replace"))
+        position += length
+    return strings
+
+
+def _uint32s(content: bytes | None) -> list[int]:
+    return np.frombuffer(content, dtype="<u4").tolist() if content else []

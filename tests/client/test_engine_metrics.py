@@ -1,0 +1,101 @@
+"""Counters of a run, read from a metrics page that changes as an engine's would."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from slipstream_client.engine_metrics import EngineFigures, EngineWatch, parse_scrape
+from slipstream_client.ports import free_ports
+
+PAGE = """# HELP slipstream_steps_total Steps
+# TYPE slipstream_steps_total counter
+slipstream_steps_total{{model="continuous",version="1",batcher="continuous"}} {steps}
+slipstream_useful_tokens_total{{model="continuous",version="1",batcher="continuous"}} {useful}
+slipstream_computed_tokens_total{{model="continuous",version="1",batcher="continuous"}} {computed}
+slipstream_computed_tokens_total{{model="dynamic",version="1",batcher="dynamic"}} 77777
+slipstream_kv_held_token_steps_total{{model="continuous",version="1",batcher="continuous"}} {held}
+slipstream_kv_reserved_token_steps_total{{model="continuous",version="1",batcher="continuous"}} {reserved}
+slipstream_kv_blocks_peak{{model="continuous",version="1",batcher="continuous"}} {peak}
+slipstream_preemptions_total{{model="continuous",version="1",batcher="continuous"}} 2
+slipstream_requests_finished_total{{model="continuous",version="1",batcher="continuous",reason="stop"}} 3
+slipstream_requests_finished_total{{model="continuous",version="1",batcher="continuous",reason="length"}} 4
+slipstream_requests_running{{model="continuous",version="1",batcher="continuous"}} {running}
+slipstream_requests_waiting{{model="continuous",version="1",batcher="continuous"}} 0
+nv_inference_count{{model="continuous",version="1"}} 12
+"""
+
+IDLE = {"steps": 10, "useful": 100, "computed": 200, "held": 10, "reserved": 1000, "peak": 90, "running": 0}
+
+
+class MetricsPage:
+    """A metrics endpoint whose page a test changes."""
+
+    def __init__(self) -> None:
+        self.values = dict(IDLE)
+        page = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(PAGE.format(**page.values).encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def page() -> Iterator[MetricsPage]:
+    metrics = MetricsPage()
+    threading.Thread(target=metrics.server.serve_forever, daemon=True).start()
+    yield metrics
+    metrics.server.shutdown()
+    metrics.server.server_close()
+
+
+def test_one_engines_metrics_are_picked_and_summed_over_further_labels() -> None:
+    scrape = parse_scrape(PAGE.format(**IDLE), "continuous")
+    assert scrape.get("slipstream_computed_tokens_total") == 200
+    assert scrape.get("slipstream_requests_finished_total") == 7
+    assert scrape.get("nv_inference_count") is None
+    assert not scrape.busy
+
+
+def test_a_run_is_the_difference_and_its_peak_is_its_own(page: MetricsPage) -> None:
+    watch = EngineWatch(page.url, "continuous")
+    watch.start()
+    time.sleep(0.25)  # some readings of the page as the run before left it, with its higher peak
+    page.values |= {"steps": 11, "peak": 40, "running": 3}
+    time.sleep(0.25)
+    page.values |= {"steps": 12, "peak": 30}
+    threading.Timer(
+        0.3,
+        lambda: page.values.update(
+            {"steps": 20, "useful": 160, "computed": 300, "held": 310, "reserved": 1400, "peak": 20, "running": 0}
+        ),
+    ).start()
+    figures = watch.stop()
+    assert figures == EngineFigures(
+        useful_tokens=60,
+        computed_tokens=100,
+        padding_fraction=pytest.approx(0.4),
+        kv_waste_fraction=pytest.approx(1 - 300 / 400),
+        kv_peak_blocks=40,
+        preemptions=0,
+    )
+
+
+def test_nobody_at_the_address_leaves_every_figure_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream_client.engine_metrics._SETTLED_S", 0.0)
+    (port,) = free_ports(1)
+    watch = EngineWatch(f"127.0.0.1:{port}", "continuous")
+    watch.start()
+    assert watch.stop() == EngineFigures()

@@ -1,0 +1,262 @@
+"""A client that no longer wants its answer: the request ends at once, is counted once, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+from collections.abc import Iterator
+
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.grpc.aio as triton_grpc_aio
+from helpers import (
+    LONG,
+    PROMPTS,
+    STREAMING,
+    GrpcStream,
+    Metrics,
+    Refused,
+    ask,
+    events_of,
+    flag_tensor,
+    generate,
+    generate_body,
+    inputs_for,
+    sampling_json,
+    wait_for_gauge,
+    wait_until,
+    wait_until_at_rest,
+)
+
+from slipstream_client.aio import AsyncSlipstreamClient
+from slipstream_client.client import SlipstreamClient
+from slipstream_client.tritonserver import TritonServer
+
+pytestmark = pytest.mark.server
+
+SEATS = 16
+PROMPT = PROMPTS[0]
+
+
+@contextlib.contextmanager
+def cancelled_once(server: TritonServer, engine: str, golden: dict[str, list[int]], count: int = 1) -> Iterator[None]:
+    """What happens inside ends `count` requests as cancelled, frees what they held, and leaves the engine working."""
+    before = Metrics(server)
+    yield
+    wait_until(
+        lambda: Metrics(server).finished(engine, "cancelled") >= before.finished(engine, "cancelled") + count,
+        f"{count} more requests of {engine} are cancelled",
+    )
+    wait_until_at_rest(server, [engine])
+    assert ask(server, engine, PROMPTS[1], max_tokens=4).ids == golden[PROMPTS[1]][:4]
+    wait_until_at_rest(server, [engine])
+    after = Metrics(server)
+    assert after.finished(engine, "cancelled") == before.finished(engine, "cancelled") + count
+    assert after.finished(engine, "length") == before.finished(engine, "length") + 1
+
+
+@pytest.mark.parametrize("model", STREAMING)
+def test_cancelling_the_response_iterator_ends_the_request(
+    server: TritonServer, golden: dict[str, list[int]], model: str
+) -> None:
+    async def two_chunks_then_cancel() -> list[str]:
+        async with triton_grpc_aio.InferenceServerClient(server.grpc_url) as client:
+
+            async def requests():  # type: ignore[no-untyped-def]
+                yield {"model_name": model, "inputs": inputs_for(model, PROMPT, sampling_json(**LONG))}
+
+            responses = client.stream_infer(requests())
+            texts = []
+            async for result, error in responses:
+                assert error is None
+                texts.append(result.as_numpy("text_output").ravel()[0].decode())
+                if len(texts) == 2:
+                    responses.cancel()
+                    return texts
+        return texts
+
+    with cancelled_once(server, model, golden):
+        assert len(asyncio.run(two_chunks_then_cancel())) == 2
+
+
+@pytest.mark.parametrize("model", STREAMING)
+def test_stopping_a_stream_with_cancel_requests_ends_the_request(
+    server: TritonServer, golden: dict[str, list[int]], model: str
+) -> None:
+    with cancelled_once(server, model, golden):
+        stream = GrpcStream(server).send(model, PROMPT, **LONG)
+        stream.receive()
+        stream.cancel()
+
+
+def test_a_cancelled_stream_takes_all_its_requests_with_it(server: TritonServer, golden: dict[str, list[int]]) -> None:
+    with cancelled_once(server, "continuous", golden, count=3):
+        stream = GrpcStream(server)
+        for number in range(3):
+            stream.send("continuous", PROMPTS[number], request_id=str(number), **LONG)
+        wait_for_gauge(server, "continuous", "requests_running", 3)
+        stream.cancel()
+
+
+@pytest.mark.parametrize("model", ["continuous_unary", "dynamic"])
+def test_cancelling_a_plain_inference_call_ends_the_request(
+    server: TritonServer, golden: dict[str, list[int]], model: str
+) -> None:
+    engine = "continuous" if model == "continuous_unary" else model
+    with cancelled_once(server, engine, golden), triton_grpc.InferenceServerClient(server.grpc_url) as client:
+        call = client.async_infer(model, inputs_for(model, PROMPT, sampling_json(**LONG)), lambda result, error: None)
+        wait_for_gauge(server, engine, "requests_running", 1)
+        call.cancel()
+
+
+def test_cancelling_one_request_of_a_dynamic_batch_leaves_the_others_their_answers(
+    server: TritonServer, golden: dict[str, list[int]]
+) -> None:
+    with triton_grpc.InferenceServerClient(server.grpc_url) as client, GrpcStream(server) as stream:
+        before = Metrics(server).finished("dynamic", "cancelled")
+        call = client.async_infer(
+            "dynamic", inputs_for("dynamic", PROMPT, sampling_json(**LONG)), lambda result, error: None
+        )
+        stream.send("dynamic", PROMPTS[1], max_tokens=20)
+        wait_for_gauge(server, "dynamic", "requests_running", 2)
+        call.cancel()
+        answer = stream.answer()
+    assert answer.ids == golden[PROMPTS[1]][:20]
+    assert Metrics(server).finished("dynamic", "cancelled") == before + 1
+
+
+def test_the_cancel_input_ends_the_request_with_that_id_and_no_other(
+    server: TritonServer, golden: dict[str, list[int]]
+) -> None:
+    before = Metrics(server).finished("continuous", "cancelled")
+    with GrpcStream(server) as victim, GrpcStream(server) as neighbour, GrpcStream(server) as canceller:
+        neighbour.send("continuous", PROMPTS[2], request_id="neighbour", max_tokens=16)
+        victim.send("continuous", PROMPT, request_id="victim", **LONG)
+        assert victim.receive().request_id == "victim"
+        canceller.send("continuous", inputs=[flag_tensor("cancel")], request_id="victim")
+        assert [(response.text, response.final) for response in canceller.collect()] == [("", True)]
+        with pytest.raises(Refused) as error:
+            victim.collect()
+        assert error.value.text == "Request was cancelled"
+        assert neighbour.answer().ids == golden[PROMPTS[2]][:16]
+    assert Metrics(server).finished("continuous", "cancelled") == before + 1
+
+
+def test_over_http_the_cancel_input_ends_the_request_with_status_499(server: TritonServer) -> None:
+    with contextlib.closing(http.client.HTTPConnection(server.http_url, timeout=30)) as connection:
+        body = {**generate_body("continuous", PROMPT, **LONG), "id": "by-http"}
+        connection.request("POST", "/v2/models/continuous/generate", json.dumps(body))
+        wait_for_gauge(server, "continuous", "requests_running", 1)
+        assert generate(server, "continuous", {"id": "by-http", "cancel": True})[0] == 200
+        answer = connection.getresponse()
+        assert (answer.status, json.load(answer)) == (499, {"error": "Request was cancelled"})
+
+
+def test_a_cancelled_sse_stream_ends_with_an_error_event(server: TritonServer) -> None:
+    with contextlib.closing(http.client.HTTPConnection(server.http_url, timeout=30)) as connection:
+        body = {**generate_body("continuous", PROMPT, stream=True, **LONG), "id": "by-sse"}
+        connection.request("POST", "/v2/models/continuous/generate_stream", json.dumps(body))
+        events = events_of(connection.getresponse())
+        assert next(events)["finish_reason"] == ""
+        assert generate(server, "continuous", {"id": "by-sse", "cancel": True})[0] == 200
+        assert list(events)[-1] == {"error": "Request was cancelled"}
+
+
+def test_a_request_that_waits_is_cancelled_at_once_and_those_that_run_go_on(
+    server: TritonServer, golden: dict[str, list[int]]
+) -> None:
+    before = Metrics(server)
+    with GrpcStream(server) as first, GrpcStream(server) as others, GrpcStream(server) as waiting:
+        first.send("continuous", PROMPTS[1], max_tokens=24)
+        for number in range(SEATS - 1):
+            others.send("continuous", PROMPT, request_id=str(number), stream=False, **LONG)
+        wait_for_gauge(server, "continuous", "requests_running", SEATS)
+        waiting.send("continuous", PROMPT, request_id="waiting", stream=False, **LONG)
+        wait_for_gauge(server, "continuous", "requests_waiting", 1)
+        assert generate(server, "continuous", {"id": "waiting", "cancel": True})[0] == 200
+        with pytest.raises(Refused, match="Request was cancelled"):
+            waiting.receive()
+        assert first.answer().ids == golden[PROMPTS[1]][:24]
+        assert Metrics(server).finished("continuous", "cancelled") == before.finished("continuous", "cancelled") + 1
+        others.cancel()
+
+
+@pytest.mark.parametrize("model", STREAMING)
+def test_a_client_that_hangs_up_on_generate_stream_ends_the_request(
+    server: TritonServer, golden: dict[str, list[int]], model: str
+) -> None:
+    with cancelled_once(server, model, golden, count=3):
+        for _ in range(3):
+            connection = http.client.HTTPConnection(server.http_url, timeout=30)
+            body = generate_body(model, PROMPT, stream=True, **LONG)
+            connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(body))
+            answer = connection.getresponse()
+            assert next(events_of(answer))["finish_reason"] == ""
+            answer.close()
+            connection.close()
+
+
+@pytest.mark.parametrize("model", STREAMING)
+def test_more_cancelled_requests_than_there_are_seats_leave_every_seat_free(
+    server: TritonServer, golden: dict[str, list[int]], model: str
+) -> None:
+    """Triton itself keeps the slot of an iterative sequence that is released after it was cancelled."""
+    with cancelled_once(server, model, golden, count=SEATS + 4):
+        for _ in range(2):
+            streams = [GrpcStream(server).send(model, PROMPT, **LONG) for _ in range(SEATS // 2 + 2)]
+            for stream in streams:
+                stream.receive()
+                stream.cancel()
+
+
+def test_an_id_can_be_used_again_right_after_it_was_cancelled(
+    server: TritonServer, golden: dict[str, list[int]]
+) -> None:
+    with GrpcStream(server) as old, GrpcStream(server) as new:
+        old.send("continuous", PROMPT, request_id="again", **LONG)
+        old.receive()
+        assert generate(server, "continuous", {"id": "again", "cancel": True})[0] == 200
+        new.send("continuous", PROMPTS[1], request_id="again", max_tokens=8)
+        assert new.answer().ids == golden[PROMPTS[1]][:8]
+        with pytest.raises(Refused, match="Request was cancelled"):
+            old.collect()
+
+
+def test_cancel_names_an_id_that_does_not_run(server: TritonServer) -> None:
+    with GrpcStream(server) as stream:
+        stream.send("continuous", PROMPT, request_id="done", max_tokens=1).collect()
+    for request_id in ("done", "never-sent"):
+        status, answer = generate(server, "continuous", {"id": request_id, "cancel": True})
+        assert (status, answer) == (400, {"error": f"cancel: no running request has the id {request_id!r}"})
+
+
+def test_leaving_our_iterator_early_cancels_exactly_that_request(
+    server: TritonServer, golden: dict[str, list[int]]
+) -> None:
+    before = Metrics(server).finished("continuous", "cancelled")
+    with SlipstreamClient(server.grpc_url) as client:
+        kept = client.stream(PROMPTS[1], max_tokens=16, temperature=0, return_token_ids=True)
+        with client.stream(PROMPT, temperature=0, **LONG) as left:
+            assert next(left).num_tokens == 1
+        *_, last = kept
+    assert last.stats is not None
+    assert last.stats["output_ids"] == golden[PROMPTS[1]][:16]
+    assert Metrics(server).finished("continuous", "cancelled") == before + 1
+
+
+@pytest.mark.parametrize("model", STREAMING)
+def test_a_cancelled_task_of_our_asyncio_client_cancels_its_request(
+    server: TritonServer, golden: dict[str, list[int]], model: str
+) -> None:
+    async def run() -> None:
+        async with AsyncSlipstreamClient(server.grpc_url, model) as client:
+            task = asyncio.create_task(client.generate(PROMPT, temperature=0, **LONG))
+            await asyncio.to_thread(wait_for_gauge, server, model, "requests_running", 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    with cancelled_once(server, model, golden):
+        asyncio.run(run())
