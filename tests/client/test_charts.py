@@ -10,9 +10,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
 from simulated_comparison import comparison, fail
-from slipstream_client.charts import CHARTS, chart_svg, write_charts
-from slipstream_client.series import SPARE_STYLES, STYLES, series_name, styles_of, tail_ms, tail_name
+from slipstream_client.report.charts import CHARTS, chart_svg, write_charts
+from slipstream_client.report.series import SPARE_STYLES, STYLES, series_name, styles_of, tail_ms, tail_name
 
 
 @pytest.fixture(autouse=True)

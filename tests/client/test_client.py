@@ -16,7 +16,7 @@ import pytest
 from fake_triton import Fail, FakeTriton, Say, Wait, answer
 from slipstream_client.aio import AsyncSlipstreamClient
 from slipstream_client.client import SlipstreamClient
-from slipstream_client.ports import free_ports
+from slipstream_client.server.ports import free_ports
 from slipstream_client.tensors import RequestFailed
 
 

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from fake_triton import Fail, FakeTriton, Received, Say, Wait, answer, ids_of_request, interrupt_when
 from slipstream_client import cli
-from slipstream_client.compare_table import compare_tables
-from slipstream_client.environment import describe_environment, describe_server
-from slipstream_client.estimate import run_seconds
+from slipstream_client.comparison.environment import describe_environment, describe_server
+from slipstream_client.comparison.estimate import run_seconds
+from slipstream_client.comparison.workload import make_workload
+from slipstream_client.report.compare_table import compare_tables
 from slipstream_client.tensors import ModelContract
-from slipstream_client.workload import make_workload
 
 RUN_KEYS = """batcher executor concurrency requests failures duration_s output_tokens_per_s requests_per_s ttft_ms
 itl_ms tpot_ms e2e_ms queue_ms useful_tokens computed_tokens padding_fraction kv_waste_fraction kv_peak_blocks

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import typer
-from tiny_repository import write_repository
 from typer.testing import CliRunner
 
-from slipstream_client import diagnosis, installation
 from slipstream_client.commands.doctor import doctor
-from slipstream_client.diagnosis import Finding, diagnose
+from slipstream_client.server import diagnosis, installation
+from slipstream_client.server.diagnosis import Finding, diagnose
+from tiny_repository import write_repository
 
 app = typer.Typer()
 app.command()(doctor)
@@ -61,7 +61,7 @@ def test_it_runs_with_the_base_install_alone(repository: Path) -> None:
     absent = ["torch", "transformers", "numba", "slipstream", "pytriton"]
     script = (
         f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
-        "from slipstream_client.diagnosis import diagnose\n"
+        "from slipstream_client.server.diagnosis import diagnose\n"
         "print([finding.topic for finding in diagnose()])"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from slipstream_client.engine_metrics import EngineFigures, EngineWatch, parse_scrape
-from slipstream_client.ports import free_ports
+from slipstream_client.comparison.engine_metrics import EngineFigures, EngineWatch, parse_scrape
+from slipstream_client.server.ports import free_ports
 
 PAGE = """# HELP slipstream_steps_total Steps
 # TYPE slipstream_steps_total counter
@@ -94,7 +94,7 @@ def test_a_run_is_the_difference_and_its_peak_is_its_own(page: MetricsPage) -> N
 
 
 def test_nobody_at_the_address_leaves_every_figure_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream_client.engine_metrics._SETTLED_S", 0.0)
+    monkeypatch.setattr("slipstream_client.comparison.engine_metrics._SETTLED_S", 0.0)
     (port,) = free_ports(1)
     watch = EngineWatch(f"127.0.0.1:{port}", "continuous")
     watch.start()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from simulated_comparison import comparison, fail, run_of
-from slipstream_client.headline import headline, times
+from slipstream_client.report.headline import headline, times
 
 
 def test_it_states_the_ratios_at_the_highest_concurrency() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import typer
-from fake_engine import FakeEngine
-from tiny_repository import write_repository
 from typer.testing import CliRunner
 
+from fake_engine import FakeEngine
 from slipstream_client.commands.health import health
-from slipstream_client.tritonserver import TritonServer
+from slipstream_client.server.tritonserver import TritonServer
+from tiny_repository import write_repository
 
 app = typer.Typer()
 app.command()(health)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from simulated_comparison import MODEL_NOTE, comparison, fail, run_of
-from slipstream_client.headline import headline
-from slipstream_client.report import write_report
+from slipstream_client.report.headline import headline
+from slipstream_client.report.page import write_report
 
 VOID = {"meta", "img", "source", "rect", "br"}
 
@@ -56,7 +57,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Writes a report and reads it. The charts are the business of other tests, and take most of the time."""
-    monkeypatch.setattr("slipstream_client.report.chart_svg", lambda *_, **__: b"<svg/>")
+    monkeypatch.setattr("slipstream_client.report.page.chart_svg", lambda *_, **__: b"<svg/>")
 
     def write(results: dict[str, Any], requests: list[dict[str, Any]]) -> Page:
         return Page(write_report(results, requests, tmp_path))

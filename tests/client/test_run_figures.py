@@ -6,12 +6,19 @@ from typing import Any
 
 import pytest
 
-from slipstream_client.engine_metrics import EngineFigures
-from slipstream_client.load import LoadOptions
-from slipstream_client.quality import compare_answers, first_difference
-from slipstream_client.records import RequestRecord
-from slipstream_client.resources import ProcessFigures
-from slipstream_client.run_figures import inter_chunk_ms, inter_token_ms, run_figures, summarise, tpot_ms, ttft_ms
+from slipstream_client.comparison.engine_metrics import EngineFigures
+from slipstream_client.comparison.load import LoadOptions
+from slipstream_client.comparison.quality import compare_answers, first_difference
+from slipstream_client.comparison.records import RequestRecord
+from slipstream_client.comparison.resources import ProcessFigures
+from slipstream_client.comparison.run_figures import (
+    inter_chunk_ms,
+    inter_token_ms,
+    run_figures,
+    summarise,
+    tpot_ms,
+    ttft_ms,
+)
 
 OPTIONS = LoadOptions("continuous", 2)
 

@@ -18,12 +18,12 @@ from typing import Any
 import psutil
 import pytest
 import typer
-from fake_engine import FakeEngine
-from tiny_repository import write_repository
 from typer.testing import CliRunner
 
+from fake_engine import FakeEngine
 from slipstream_client.commands.serve import _curl_lines, serve
 from slipstream_client.errors import SlipstreamError
+from tiny_repository import write_repository
 
 SLIPSTREAM = [str(Path(sys.executable).parent / "slipstream")]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from simulated_comparison import comparison, fail
-from slipstream_client.timeline import Timeline, ticks, timeline
+from slipstream_client.report.timeline import Timeline, ticks, timeline
 
 
 def strips(batcher: str, concurrency: int) -> Timeline:

@@ -17,15 +17,15 @@ from typing import Any
 
 import psutil
 import pytest
-from fake_engine import FakeEngine
-from tiny_repository import write_repository
 
-from slipstream_client import installation, paths
+from fake_engine import FakeEngine
 from slipstream_client.errors import SlipstreamError
-from slipstream_client.model_repository import RepositoryError, find_repository, language_models
-from slipstream_client.ports import free_ports
-from slipstream_client.startup_log import failure_reason
-from slipstream_client.tritonserver import ServerError, TritonServer
+from slipstream_client.server import installation, paths
+from slipstream_client.server.model_repository import RepositoryError, find_repository, language_models
+from slipstream_client.server.ports import free_ports
+from slipstream_client.server.startup_log import failure_reason
+from slipstream_client.server.tritonserver import ServerError, TritonServer
+from tiny_repository import write_repository
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,8 @@ def test_stop_drains_all_engines_at_once_while_the_server_still_runs(make_server
 @pytest.mark.server
 def test_a_killed_owner_takes_the_server_with_it(repository: Path) -> None:
     script = (
-        "import json, sys, time; from pathlib import Path; from slipstream_client.tritonserver import TritonServer\n"
+        "import json, sys, time; from pathlib import Path\n"
+        "from slipstream_client.server.tritonserver import TritonServer\n"
         "server = TritonServer(['echo'], repository=Path(sys.argv[1]), http_port=0, grpc_port=0, metrics_port=0)\n"
         "server.start(); print(json.dumps(server.process_ids()), flush=True); time.sleep(600)"
     )

@@ -21,10 +21,11 @@ from helpers import (
     wait_until_at_rest,
 )
 
-from slipstream_client.tritonserver import TritonServer
+from slipstream_client.server.tritonserver import TritonServer
 
 # Several engines share few cores here, and a second thread only waits for cores that another engine has.
 ENVIRONMENT = {"SLIPSTREAM_THREADS": "1"}
+
 
 def make_server(*models: str, **environment: str) -> TritonServer:
     """A server on free ports that was not started."""

@@ -21,7 +21,7 @@ import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException
 
 from slipstream_client import control
-from slipstream_client.tritonserver import TritonServer
+from slipstream_client.server.tritonserver import TritonServer
 
 MODELS = ("continuous", "continuous_unary", "static", "dynamic", "iterative")
 STREAMING = ("continuous", "iterative")

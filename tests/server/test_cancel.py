@@ -32,7 +32,7 @@ from helpers import (
 
 from slipstream_client.aio import AsyncSlipstreamClient
 from slipstream_client.client import SlipstreamClient
-from slipstream_client.tritonserver import TritonServer
+from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server
 

@@ -13,14 +13,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from slipstream_client.compare import ComparePlan, Comparison, Point, Target, estimate_seconds
-from slipstream_client.compare_table import compare_tables
-from slipstream_client.environment import describe_environment, describe_server
+from slipstream_client.comparison.comparison import ComparePlan, Comparison, Point, Target, estimate_seconds
+from slipstream_client.comparison.environment import describe_environment, describe_server
+from slipstream_client.comparison.estimate import readable
+from slipstream_client.comparison.progress import CompareProgress
+from slipstream_client.comparison.server_facts import read_contracts
+from slipstream_client.comparison.workload import make_workload
 from slipstream_client.errors import SlipstreamError
-from slipstream_client.estimate import readable
-from slipstream_client.progress import CompareProgress
-from slipstream_client.server_facts import read_contracts
-from slipstream_client.workload import make_workload
+from slipstream_client.report.compare_table import compare_tables
 
 _SERVER_START_S = 20
 _DIFFERENCES_SHOWN = 10
@@ -136,7 +136,7 @@ def _target(
         yield Target(url, contracts, metrics, None), describe_server(list(contracts.values()), facts)
         return
     # The server is imported where it is needed: a comparison with --url does without it.
-    from slipstream_client.tritonserver import TritonServer
+    from slipstream_client.server.tritonserver import TritonServer
 
     with TritonServer(
         models=list(plan.batchers),
@@ -154,8 +154,8 @@ def _target(
 
 def _write_pages(comparison: Comparison) -> Path:
     # matplotlib takes a second to import; every other command does without it.
-    from slipstream_client.charts import write_charts
-    from slipstream_client.report import write_report
+    from slipstream_client.report.charts import write_charts
+    from slipstream_client.report.page import write_report
 
     lines = comparison.request_lines()
     write_charts(comparison.results, lines, comparison.out)

@@ -17,7 +17,7 @@ _MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("missin
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False) -> None:
     """Look at everything that `serve` needs; exit with 1 if it could not work here."""
     # Here, since it looks at much that the other commands do not need.
-    from slipstream_client.diagnosis import diagnose
+    from slipstream_client.server.diagnosis import diagnose
 
     findings = list(diagnose())
     works = all(finding.status != "missing" for finding in findings)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from slipstream_client import control
-from slipstream_client.triton_http import TritonHttp, TritonRefused, TritonUnreachable
+from slipstream_client.server.triton_http import TritonHttp, TritonRefused, TritonUnreachable
 
 _ENGINE_UP = re.compile(r"^slipstream_engine_up\{(?P<labels>[^}]*)\} (?P<value>\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')

@@ -16,11 +16,11 @@ import typer
 from rich.console import Console
 
 from slipstream_client.errors import SlipstreamError
-from slipstream_client.paths import cache_folder
-from slipstream_client.ports import is_free
+from slipstream_client.server.paths import cache_folder
+from slipstream_client.server.ports import is_free
 
 if TYPE_CHECKING:
-    from slipstream_client.tritonserver import TritonServer
+    from slipstream_client.server.tritonserver import TritonServer
 
 _WATCH_S = 1.0
 _SAMPLE = {"text_input": "The capital of France is", "max_tokens": 32, "temperature": 0}
@@ -55,7 +55,7 @@ def serve(
     The first signal lets running requests finish, the second ends everything at once.
     """
     # Here, since the other commands need none of it.
-    from slipstream_client.tritonserver import TritonServer
+    from slipstream_client.server.tritonserver import TritonServer
 
     if device not in ("auto", "cpu", "cuda"):
         raise SlipstreamError(f"--device is {device!r}; allowed are auto, cpu, cuda")
@@ -166,7 +166,7 @@ def _watch(server: TritonServer, signals: _Signals, output: _Output) -> None:
     Raises:
         ServerError: the server ended by itself; nothing of it is left.
     """
-    from slipstream_client.stub_watch import StubWatch
+    from slipstream_client.server.stub_watch import StubWatch
 
     watch = StubWatch(server, output.notice)
     try:
@@ -203,7 +203,7 @@ def _end(server: TritonServer, signals: _Signals, output: _Output, drain_seconds
 
 def _pull_missing_models(server: TritonServer, model: str | None, as_json: bool) -> None:
     """Fetch the built-in model if it is missing; say what mends it if another one is."""
-    from slipstream_client.model_repository import language_models
+    from slipstream_client.server.model_repository import language_models
 
     try:
         from slipstream.errors import ModelNotFound

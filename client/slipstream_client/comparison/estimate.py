@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream_client.workload import WorkloadRequest
+from slipstream_client.comparison.workload import WorkloadRequest
 
 # A step of r rows on a two-core machine with the demo model; what a warm-up then corrects by one factor.
 STEP_S = 0.014

@@ -8,8 +8,17 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from slipstream_client.headline import times
-from slipstream_client.series import Run, baseline_name, figure, ratio, series_name, succeeded, tail_ms, tail_name
+from slipstream_client.report.headline import times
+from slipstream_client.report.series import (
+    Run,
+    baseline_name,
+    figure,
+    ratio,
+    series_name,
+    succeeded,
+    tail_ms,
+    tail_name,
+)
 
 # Columns of the whole width, and where they part in two tables on a terminal that is narrower than that.
 _WIDTH = 107

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from slipstream_client.tritonserver import ServerError, TritonServer
+from slipstream_client.server.tritonserver import ServerError, TritonServer
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0

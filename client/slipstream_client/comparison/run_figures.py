@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_client.engine_metrics import EngineFigures
-from slipstream_client.load import LoadOptions
-from slipstream_client.records import RequestRecord
-from slipstream_client.resources import ProcessFigures
+from slipstream_client.comparison.engine_metrics import EngineFigures
+from slipstream_client.comparison.load import LoadOptions
+from slipstream_client.comparison.records import RequestRecord
+from slipstream_client.comparison.resources import ProcessFigures
 
 
 def summarise(values: Iterable[float]) -> dict[str, float] | None:

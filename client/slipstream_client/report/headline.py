@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream_client.series import (
+from slipstream_client.report.series import (
     Run,
     baseline_name,
     figure,
@@ -38,6 +38,7 @@ def headline(results: dict, requests: Sequence[dict]) -> str:
     if not shared:
         return f"Cannot say how {subject_name} compares with {base_name}: they ran at no concurrency in common."
     at = max(shared)
+    assert base_name is not None  # there are runs
     subject, base = by_place[subject_name, at], by_place[base_name, at]
     cannot = f"Cannot say how {subject_name} compares with {base_name} at concurrency {at}: "
     failed = [run for run in (subject, base) if run["failures"]]

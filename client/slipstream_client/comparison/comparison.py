@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from slipstream_client.aio import AsyncSlipstreamClient
-from slipstream_client.engine_metrics import EngineWatch
-from slipstream_client.estimate import readable, run_seconds
-from slipstream_client.load import LoadOptions, run_load
-from slipstream_client.progress import CompareProgress
-from slipstream_client.quality import compare_answers
-from slipstream_client.records import RequestRecord, write_records
-from slipstream_client.resources import ProcessWatch
-from slipstream_client.run_figures import run_figures, window_s
+from slipstream_client.comparison.engine_metrics import EngineWatch
+from slipstream_client.comparison.estimate import readable, run_seconds
+from slipstream_client.comparison.load import LoadOptions, run_load
+from slipstream_client.comparison.progress import CompareProgress
+from slipstream_client.comparison.quality import compare_answers
+from slipstream_client.comparison.records import RequestRecord, write_records
+from slipstream_client.comparison.resources import ProcessWatch
+from slipstream_client.comparison.run_figures import run_figures, window_s
+from slipstream_client.comparison.workload import Workload, make_workload
 from slipstream_client.tensors import ModelContract
-from slipstream_client.workload import Workload, make_workload
 
 WARM_UP = "fixed:48,24"
 _WARM_UP_SEED = 999_983  # other texts than the measured ones, so that no cache knows those

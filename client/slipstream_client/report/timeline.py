@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from slipstream_client.series import Run, records_of
+from slipstream_client.report.series import Run, records_of
 
 SHOWN = 48  # requests of each run
 WIDTH = 1000  # of the drawing; the page stretches it

@@ -17,7 +17,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from slipstream_client.series import (
+
+from slipstream_client.report.series import (
     P99_NEEDS,
     Run,
     Style,

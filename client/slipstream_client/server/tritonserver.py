@@ -15,14 +15,14 @@ from typing import Any
 
 from slipstream_client import control
 from slipstream_client.errors import SlipstreamError
-from slipstream_client.installation import find_tritonserver, lay_out_backends, server_environment
-from slipstream_client.model_repository import find_repository, select_models
-from slipstream_client.paths import make_server_folder
-from slipstream_client.ports import free_ports, require_free
-from slipstream_client.startup_log import failure_reason
-from slipstream_client.stubs import Stub, living_stubs
-from slipstream_client.tethered_process import TetheredProcess
-from slipstream_client.triton_http import TritonHttp, TritonRefused, TritonUnreachable
+from slipstream_client.server.installation import find_tritonserver, lay_out_backends, server_environment
+from slipstream_client.server.model_repository import find_repository, select_models
+from slipstream_client.server.paths import make_server_folder
+from slipstream_client.server.ports import free_ports, require_free
+from slipstream_client.server.startup_log import failure_reason
+from slipstream_client.server.stubs import Stub, living_stubs
+from slipstream_client.server.tethered_process import TetheredProcess
+from slipstream_client.server.triton_http import TritonHttp, TritonRefused, TritonUnreachable
 
 __all__ = ["ServerError", "TritonServer", "free_ports"]
 

@@ -1,6 +1,6 @@
 """The report of a comparison: one HTML file that loads nothing and says what was found, why, and how it was measured.
 
-This module shapes the data; report.html.jinja lays it out. Every value from the data is escaped by the template engine.
+This module shapes the data; page.html.jinja lays it out. Every value from the data is escaped by the template engine.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from slipstream_client import series, timeline
-from slipstream_client.charts import CHARTS, DARK, LIGHT, chart_svg
-from slipstream_client.headline import SAME_WITHIN, headline
-from slipstream_client.series import Run, series_name, succeeded
+
+from slipstream_client.report import series, timeline
+from slipstream_client.report.charts import CHARTS, DARK, LIGHT, chart_svg
+from slipstream_client.report.headline import SAME_WITHIN, headline
+from slipstream_client.report.series import Run, series_name, succeeded
 
 DIFFERENCES_SHOWN = 20
 
@@ -66,7 +67,7 @@ def write_report(results: dict, requests: list[dict], out: Path) -> Path:
         lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "percent": percent, "size": size}
-    page = environment.get_template("report.html.jinja").render(
+    page = environment.get_template("page.html.jinja").render(
         results=results,
         headline=headline(results, requests),
         baseline=series.baseline_name(runs),

@@ -10,9 +10,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from slipstream_client.aio import AsyncSlipstreamClient
-from slipstream_client.records import RequestRecord
+from slipstream_client.comparison.records import RequestRecord
+from slipstream_client.comparison.workload import WorkloadRequest
 from slipstream_client.tensors import Generation, RequestFailed
-from slipstream_client.workload import WorkloadRequest
 
 RETRIED_CODE = "UNAVAILABLE"
 _LONGEST_PAUSE_S = 5.0

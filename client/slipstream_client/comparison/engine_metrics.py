@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from slipstream_client.triton_http import TritonHttp, TritonRefused, TritonUnreachable
+from slipstream_client.server.triton_http import TritonHttp, TritonRefused, TritonUnreachable
 
 PERIOD_S = 0.1
 # Engines publish every 0.25 s while busy and once more when going idle: figures that stood still for longer are final.

@@ -16,16 +16,16 @@ from typing import Literal
 import psutil
 from packaging.requirements import Requirement
 
-from slipstream_client.installation import (
+from slipstream_client.server.installation import (
     DISTRIBUTION,
     InstallationError,
     find_libpython,
     find_tritonserver,
     install_command,
 )
-from slipstream_client.model_repository import RepositoryError, find_repository, list_models
-from slipstream_client.paths import cache_folder
-from slipstream_client.ports import holder_of, is_free
+from slipstream_client.server.model_repository import RepositoryError, find_repository, list_models
+from slipstream_client.server.paths import cache_folder
+from slipstream_client.server.ports import holder_of, is_free
 
 _DEFAULT_PORTS = {8000: "--http-port", 8001: "--grpc-port", 8002: "--metrics-port"}
 _MIB = 1 << 20

@@ -14,8 +14,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slipstream_client import tether
 from slipstream_client.errors import SlipstreamError
+from slipstream_client.server import tether
 
 _MARK = "SLIPSTREAM_SERVER_ID"
 
