@@ -23,7 +23,7 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.12 with a shared library found; name one: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "== Setting up $(VENV) with $$($(PYTHON) --version): torch and the Triton server are large, this takes minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet -c constraints.txt -e '.[server,embedded,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[server,embedded,dev]'
 	@touch $@
 
 model: setup

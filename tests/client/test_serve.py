@@ -6,7 +6,6 @@ import json
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -21,11 +20,10 @@ import typer
 from typer.testing import CliRunner
 
 from fake_engine import FakeEngine
+from serving import FREE_PORTS, SLIPSTREAM, Serving
 from slipstream_client.commands.serve import _curl_lines, serve
 from slipstream_client.errors import SlipstreamError
 from tiny_repository import write_repository
-
-SLIPSTREAM = [str(Path(sys.executable).parent / "slipstream")]
 
 
 @pytest.fixture(scope="module")
@@ -33,42 +31,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_repository(tmp_path_factory.mktemp("repository"))
 
 
-class Serving:
-    """A running `slipstream serve --json` and what it has said."""
-
-    def __init__(self, repository: Path, log: Path, *options: str) -> None:
-        ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-        self.process = subprocess.Popen(
-            [*SLIPSTREAM, "serve", "--json", "--repository", str(repository), "--log", str(log), *ports, *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.event()["event"] == "starting"
-        self.ready = self.event()
-        assert self.ready["event"] == "ready"
-        self.server = psutil.Process(self.ready["pid"])
-        self.processes = [self.server, *self.server.children()]
-
-    def event(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"it said nothing more, and to standard error: {self.process.stderr.read()}"
-        return dict(json.loads(line))
-
-    def ended(self) -> tuple[int, str]:
-        """Exit code and what stands on standard error, once it has ended; nothing of the server may be left then."""
-        _, errors = self.process.communicate(timeout=60)
-        assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in self.processes)
-        return self.process.returncode, errors
-
-
 @pytest.fixture
 def serving(repository: Path, tmp_path: Path) -> Iterator[Serving]:
-    running = Serving(repository, tmp_path / "log", "--models", "echo")
+    running = Serving(tmp_path / "log", "--repository", str(repository), "--models", "echo")
     yield running
-    running.process.kill()
-    running.process.communicate()
+    running.kill()
 
 
 @pytest.mark.server
@@ -101,8 +68,8 @@ def test_a_second_ctrl_c_ends_everything_while_an_engine_still_drains(serving: S
 
 @pytest.mark.server
 def test_ctrl_c_during_the_start_ends_it_at_once(repository: Path, tmp_path: Path) -> None:
-    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--log", str(tmp_path / "log")]
-    command = [*SLIPSTREAM, "serve", "--json", "--repository", str(repository), "--models", "slow", *ports]
+    options = ["--repository", str(repository), "--models", "slow", "--log", str(tmp_path / "log"), *FREE_PORTS]
+    command = [*SLIPSTREAM, "serve", "--json", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (started := psutil.Process(process.pid).children(recursive=True)[1:]):  # the server and the model's stub
         time.sleep(0.02)

@@ -150,6 +150,12 @@ def test_top_p_zero_keeps_the_most_likely_token_alone(temperature: float) -> Non
     assert sample(logits.repeat(50, 1), requests) == [best] * 50
 
 
+def test_top_p_keeps_no_more_than_the_smallest_set_that_holds_it() -> None:
+    """Four tokens of exactly a quarter each: two hold one half."""
+    requests = [at_index(0, index, top_p=0.5, seed=3) for index in range(100)]
+    assert set(sample(torch.zeros(100, 4), requests)) == {0, 1}
+
+
 def test_rows_of_one_batch_keep_their_own_parameters() -> None:
     """DYN-07: greedy, cut and plain rows side by side equal each alone."""
     parameters: list[dict[str, object]] = [

@@ -103,7 +103,7 @@ def test_a_long_prompt_never_takes_the_whole_budget_from_running_answers() -> No
     assert observed.reasons[(DOOR, 2)] == "length"
 
 
-def test_a_chunk_that_runs_leaves_one_token_for_each_sequence_behind_it() -> None:
+def test_a_prompt_in_chunks_keeps_those_behind_it_waiting_for_budget() -> None:
     observed = engine(100, token_budget=6)
     observed.add(endless(0, 5, 10))
     observed.add(endless(1, 1, 10))
@@ -187,6 +187,22 @@ def test_the_queue_is_bounded_by_tokens_but_takes_any_single_request() -> None:
     assert isinstance(observed.add(endless(3, 1, 2)), Unavailable)
     observed.cancel(2)
     assert observed.add(endless(4, 20, 2)) is None
+
+
+def test_admission_learns_from_the_lengths_of_finished_answers() -> None:
+    """Eight prompts of one block in a pool of 16: eight start if little growth is expected, two once 40 tokens are."""
+    for answers_before, admitted in ((0, 8), (1, 2)):
+        observed = engine(16, max_num_seqs=8)
+        for number in range(answers_before):
+            observed.add(endless(100 + number, 8, 40))
+            observed.run()
+        for number in range(8):
+            observed.add(endless(number, 8, 80))
+        observed.step()
+        assert observed.scheduler.num_running == admitted
+        assert observed.scheduler.num_waiting == 8 - admitted
+        observed.run()
+        observed.check_end()
 
 
 # --- preemption

@@ -20,7 +20,9 @@ from helpers import (
     is_alive,
     wait_until_at_rest,
 )
+from tokenizers import Tokenizer
 
+from slipstream.models.store import resolve
 from slipstream_client.server.tritonserver import TritonServer
 
 # Several engines share few cores here, and a second thread only waits for cores that another engine has.
@@ -92,5 +94,13 @@ def start_server() -> Iterator[Callable[..., TritonServer]]:
 
 @pytest.fixture(scope="session")
 def golden(shared_server: TritonServer) -> dict[str, list[int]]:
-    """Greedy output ids of every prompt, each computed alone by the continuous engine."""
-    return {prompt: ask(shared_server, "continuous", prompt, max_tokens=NUM_GOLDEN).ids for prompt in PROMPTS}
+    """Greedy output ids of every prompt from the continuous engine."""
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        answers = pool.map(lambda prompt: ask(shared_server, "continuous", prompt, max_tokens=NUM_GOLDEN), PROMPTS)
+        return {prompt: answer.ids for prompt, answer in zip(PROMPTS, answers, strict=True)}
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The model's tokenizer, as the reference of what a text is."""
+    return Tokenizer.from_file(str(resolve("smollm2-135m") / "tokenizer.json"))

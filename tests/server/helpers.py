@@ -38,10 +38,12 @@ PROMPTS = (
     "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is",
     "1, 2, 3, 4,",
     "My favourite colour is blue, because",
-    "Question: what is the opposite of hot?\nAnswer:",
+    "import os\nimport sys\n",
 )
+# Its greedy answer is the end-of-sequence token alone.
+ENDED_PROMPT = "Question: what is the opposite of hot?\nAnswer:"
 # Output tokens of the reference answers; every shorter greedy answer is a prefix of them.
-NUM_GOLDEN = 24
+NUM_GOLDEN = 16
 # Long enough to be caught running, short enough to be waited for.
 LONG = {"max_tokens": 400, "ignore_eos": True}
 # Of the server to be broken.
@@ -173,8 +175,10 @@ def inputs_for(
 
 def batch_inputs(prompts: Sequence[str | bytes], samplings: Sequence[bytes]) -> list[triton_grpc.InferInput]:
     """The inputs of one request of n rows."""
-    shape = [len(prompts), 1]
-    return [text_tensor("text_input", prompts, shape), text_tensor("sampling_parameters", samplings, shape)]
+    return [
+        text_tensor("text_input", prompts, [len(prompts), 1]),
+        text_tensor("sampling_parameters", samplings, [len(samplings), 1]),
+    ]
 
 
 class GrpcStream:

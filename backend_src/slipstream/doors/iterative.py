@@ -2,10 +2,16 @@
 
 Each call answers every sequence with at most one token and asks Triton to call again, until the sequence has ended. Its
 state lies here and in the engine, by the correlation id that Triton gave it.
+
+Triton's core (24.10, and in 2026 still) keeps the slot of a sequence that counts as cancelled when it is released, until
+it has been idle for `max_sequence_idle_microseconds`. So a cancelled one is rescheduled, for Triton to end it itself, and
+a final response is sent only after the call that released its sequence: many a client cancels its stream as soon as it
+has the answer.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Sequence
@@ -34,6 +40,8 @@ from slipstream.errors import Cancelled, InvalidRequest
 # waits in Triton's queue is in the next call or the one after.
 _CALLS_UNTIL_LOST = 4
 _SECONDS_UNTIL_LOST = 3.0
+# How long after a call has returned Triton has released its sequences for certain.
+_RELEASE_S = 0.001
 
 
 @dataclass(slots=True)
@@ -64,9 +72,15 @@ class IterativeDoor(Door):
         self._num_calls = 0
         self._last_call_s = time.monotonic()
         self._closing = threading.Event()
-        self._watch = threading.Thread(target=self._watch_for_silence, name="lost-sequences", daemon=True)
+        self._endings: list[tuple[Any, Any]] = []  # of this call: response senders and their final responses
+        self._to_send: queue.SimpleQueue[list[tuple[Any, Any]] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._watch_for_silence, name="lost-sequences", daemon=True),
+            threading.Thread(target=self._send_endings, name="sender", daemon=True),
+        ]
         super().initialize(args)
-        self._watch.start()
+        for thread in self._threads:
+            thread.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Compute one step for the sequences that Triton names."""
@@ -75,11 +89,16 @@ class IterativeDoor(Door):
             self._step(requests)
             self._give_up([s for s in self._sequences.values() if self._num_calls - s.last_call >= _CALLS_UNTIL_LOST])
             self._last_call_s = time.monotonic()
+            endings, self._endings = self._endings, []
+        if endings:
+            self._to_send.put(endings)
 
     def finalize(self) -> None:
         """See Door.finalize."""
         self._closing.set()
-        self._watch.join(timeout=5)
+        self._to_send.put(None)
+        for thread in self._threads:
+            thread.join(timeout=5)
         super().finalize()
 
     def _step(self, requests: Sequence[Any]) -> None:
@@ -97,14 +116,14 @@ class IterativeDoor(Door):
                 sequence.last_call = self._num_calls
                 named.append((request, correlation_id, sequence))
             except Exception as error:
-                _end_with_error(request, error)
+                self._end_with_error(request, error)
         started = {request.id for request in new}
         try:
             outputs = self._compute(new, [s.new.id for _, _, s in named if s.new.id not in started])
         except Exception as error:
             for request, correlation_id, _ in named:
                 self._sequences.pop(correlation_id, None)
-                _end_with_error(request, error)
+                self._end_with_error(request, error)
             return
         for request, correlation_id, sequence in named:
             try:
@@ -112,7 +131,7 @@ class IterativeDoor(Door):
             except Exception as error:
                 self._sequences.pop(correlation_id, None)
                 self._link.cancel([sequence.new.id])
-                _end_with_error(request, error)
+                self._end_with_error(request, error)
 
     def _start(self, request: Any) -> IterativeSequence:
         text, sampling = read_scalar(request, "text_input"), read_scalar(request, "sampling_parameters")
@@ -141,13 +160,32 @@ class IterativeDoor(Door):
         sequence.held_text += sequence.detokenizer.push(output.token_ids, last)
         if last:
             del self._sequences[correlation_id]
-            flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-            request.get_response_sender().send(_response(sequence, output), flags=flags)
-            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+            self._end(request, _response(sequence, output))
             return
         if sequence.held_text:
             request.get_response_sender().send(_response(sequence, output))
         request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+
+    def _end_with_error(self, request: Any, error: Exception) -> None:
+        """End a sequence with an error; a cancelled one unanswered, by rescheduling it."""
+        if request.is_cancelled():
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+        else:
+            self._end(request, error_response(error))
+
+    def _end(self, request: Any, response: Any) -> None:
+        """Release a sequence with this call; its final response follows."""
+        self._endings.append((request.get_response_sender(), response))
+        request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+
+    def _send_endings(self) -> None:
+        while (endings := self._to_send.get()) is not None:
+            time.sleep(_RELEASE_S)
+            for sender, response in endings:
+                try:
+                    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                except Exception as error:
+                    pb_utils.Logger.log_error(f"a sequence's final response could not be sent: {error}")
 
     def _watch_for_silence(self) -> None:
         while not self._closing.wait(_SECONDS_UNTIL_LOST / 4):
@@ -186,17 +224,3 @@ def _response(sequence: IterativeSequence, output: Output) -> Any:
     )
     sequence.held_text, sequence.held_tokens = "", 0
     return response
-
-
-def _end_with_error(request: Any, error: Exception) -> None:
-    """Answer with an error and give the sequence's slot back to Triton.
-
-    A cancelled one is rescheduled, unanswered: Triton then ends it as cancelled itself. Released, it would keep its
-    slot until it has been idle for too long (IterativeSequencer::RescheduleRequest of Triton's core).
-    """
-    if request.is_cancelled():
-        request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
-        return
-    flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-    request.get_response_sender().send(error_response(error), flags=flags)
-    request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)

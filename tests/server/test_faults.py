@@ -1,0 +1,198 @@
+"""What dies, and what is too much: whoever waits is told at once, and what is left works as before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from fault_helpers import refusal, refused_at_once
+from helpers import (
+    LONG,
+    PROMPTS,
+    SPARE_QUEUE,
+    SPARE_SEATS,
+    Answer,
+    GrpcStream,
+    Metrics,
+    Refused,
+    Spare,
+    ask,
+    engine_pid,
+    is_alive,
+    wait_for_gauge,
+    wait_until,
+    wait_until_at_rest,
+)
+
+from slipstream_client.server.tritonserver import TritonServer
+
+pytestmark = pytest.mark.server
+
+# For the backoff, and for a machine that is busier now than it was at the first start.
+RECOVERY_MARGIN_S = 5.0
+# From the end of tritonserver to that of the stub, which looks once a second, and of the engine after its grace.
+ORPHAN_MARGIN_S = 8.0
+NUM_TOKENS = 12
+
+
+def greedy(spare: Spare, model: str) -> list[list[int]]:
+    """The ids that the model answers a few prompts with."""
+    return [ask(spare.server, model, prompt, max_tokens=NUM_TOKENS).ids for prompt in PROMPTS[:3]]
+
+
+def kill_engine(spare: Spare, engine: str) -> float:
+    """Kill the engine as nothing can catch it; the time of the deed."""
+    os.kill(engine_pid(spare.server, engine), signal.SIGKILL)
+    return time.monotonic()
+
+
+def wait_until_back(spare: Spare, engine: str, killed_at: float) -> None:
+    """Wait until the engine's gauge says that it is up again, which takes about as long as the first start."""
+    allowed_s = 2 * spare.first_start_s + RECOVERY_MARGIN_S
+    wait_for_gauge(spare.server, engine, "engine_up", 1, allowed_s - (time.monotonic() - killed_at))
+
+
+def assert_down_and_idle(spare: Spare, engine: str) -> None:
+    """The gauges say that the engine is down, and that nothing runs, waits or holds blocks."""
+    wait_for_gauge(spare.server, engine, "engine_up", 0, seconds=5)
+    metrics = Metrics(spare.server)
+    assert metrics.samples("slipstream_engine_up", model=engine) == [0.0]
+    assert metrics.at_rest(engine)
+    assert metrics.value("kv_blocks_total", engine) > 0
+
+
+def test_continuous_engine_killed_while_it_answers(spare: Spare) -> None:
+    server, before = spare.server, greedy(spare, "continuous")
+    counted = Metrics(server).value("generation_tokens_total", "continuous")
+    with ThreadPoolExecutor() as pool, GrpcStream(server) as stream:
+        stream.send("continuous", PROMPTS[0], **LONG)
+        other = pool.submit(refusal, server, "continuous", PROMPTS[1], **LONG)
+        wait_for_gauge(server, "continuous", "requests_running", 2)
+        stream.receive()
+        old_pid = engine_pid(server, "continuous")
+        killed_at = kill_engine(spare, "continuous")
+        died = "engine 'continuous' died and is being started again"
+        with pytest.raises(Refused) as error:
+            stream.collect()
+        assert error.value.text == died
+        assert (other.result(timeout=5).text, other.result().code) == (died, "UNAVAILABLE")
+        assert time.monotonic() - killed_at < 5
+    assert refused_at_once(server, "continuous") == (f"the engine is not up: {died}", "UNAVAILABLE")
+    assert_down_and_idle(spare, "continuous")
+    # The others are engines of their own.
+    assert Metrics(server).value("engine_up", "dynamic") == 1
+    assert ask(server, "dynamic", PROMPTS[0], max_tokens=NUM_TOKENS).ids == before[0]
+
+    wait_until_back(spare, "continuous", killed_at)
+    assert greedy(spare, "continuous") == before
+    assert engine_pid(server, "continuous") != old_pid
+    # Counters never fall, though the new engine counts from nothing.
+    assert Metrics(server).value("generation_tokens_total", "continuous") >= counted + 3 * NUM_TOKENS
+
+
+def test_an_engine_killed_twice_in_a_row_comes_back(spare: Spare) -> None:
+    """Also when it is killed while it still loads."""
+    before = greedy(spare, "continuous")
+    first = engine_pid(spare.server, "continuous")
+    killed_at = kill_engine(spare, "continuous")
+    second = wait_until(lambda: pid_of_another_engine(spare, "continuous", first), "another engine has been started")
+    os.kill(second, signal.SIGKILL)
+    wait_until(lambda: pid_of_another_engine(spare, "continuous", first, second), "a third engine has been started")
+    wait_until_back(spare, "continuous", killed_at)
+    assert greedy(spare, "continuous") == before
+
+
+def pid_of_another_engine(spare: Spare, engine: str, *others: int) -> int | None:
+    try:
+        pid = engine_pid(spare.server, engine)
+    except Exception:
+        return None
+    return None if pid in others else pid
+
+
+def test_dynamic_engine_killed_while_execute_holds(spare: Spare) -> None:
+    """Both the batch that is computed and the requests in Triton's queue behind it get an error."""
+    server, before = spare.server, greedy(spare, "dynamic")
+    with ThreadPoolExecutor() as pool:
+        waiting: list[Future[Answer]] = [pool.submit(ask, server, "dynamic", PROMPTS[0], **LONG)]
+        wait_for_gauge(server, "dynamic", "requests_running", 1)
+        waiting += [pool.submit(ask, server, "dynamic", PROMPTS[1], **LONG) for _ in range(2)]
+        wait_until(
+            lambda: Metrics(server).samples("nv_inference_pending_request_count", model="dynamic") == [2.0],
+            "two requests wait in Triton's queue",
+        )
+        killed_at = kill_engine(spare, "dynamic")
+        errors = [request.exception(timeout=5) for request in waiting]
+    died = "engine 'dynamic' died and is being started again"
+    assert [(error.text, error.code) for error in errors if isinstance(error, Refused)] == [
+        (died, "UNAVAILABLE"),
+        *[(f"the engine is not up: {died}", "UNAVAILABLE")] * 2,
+    ]
+    assert_down_and_idle(spare, "dynamic")
+    wait_until_back(spare, "dynamic", killed_at)
+    assert greedy(spare, "dynamic") == before
+
+
+def test_iterative_engine_killed_between_two_tokens(spare: Spare) -> None:
+    """Every sequence ends with an error, and none keeps its slot in Triton."""
+    server, before = spare.server, greedy(spare, "iterative")
+    streams = [GrpcStream(server).send("iterative", prompt, **LONG) for prompt in PROMPTS[:SPARE_SEATS]]
+    for stream in streams:
+        stream.receive()
+    killed_at = kill_engine(spare, "iterative")
+    died = "engine 'iterative' died and is being started again"
+    for stream in streams:
+        with pytest.raises(Refused) as error:
+            stream.collect()
+        assert error.value.text in (died, f"the engine is not up: {died}")
+        stream.close()
+    assert time.monotonic() - killed_at < 5
+    assert refused_at_once(server, "iterative") == (f"the engine is not up: {died}", "UNAVAILABLE")
+    assert_down_and_idle(spare, "iterative")
+    wait_until_back(spare, "iterative", killed_at)
+    assert greedy(spare, "iterative") == before
+
+
+def test_a_burst_beyond_the_queue_is_refused_and_the_accepted_requests_finish(spare: Spare) -> None:
+    server, count = spare.server, 100
+    expected = ask(server, "continuous", PROMPTS[0], max_tokens=NUM_TOKENS).ids
+    with GrpcStream(server) as running, GrpcStream(server) as burst:
+        for number in range(SPARE_SEATS):
+            running.send("continuous", PROMPTS[1], request_id=str(number), stream=False, max_tokens=64, ignore_eos=True)
+        wait_for_gauge(server, "continuous", "requests_running", SPARE_SEATS)
+        for _ in range(count):
+            burst.send("continuous", PROMPTS[0], stream=False, max_tokens=NUM_TOKENS)
+        answers, refusals = [], []
+        for _ in range(count):
+            try:
+                answers.append(burst.receive())
+            except Refused as refused:
+                refusals.append(refused.text)
+        assert sorted(running.receive().request_id for _ in range(SPARE_SEATS)) == ["0", "1", "2", "3"]
+    assert len(refusals) >= count - SPARE_QUEUE - SPARE_SEATS
+    full = f"the queue is full: {SPARE_QUEUE} requests wait, max_queued_requests allows no more"
+    assert set(refusals) == {full}
+    assert len(answers) >= SPARE_QUEUE
+    assert {tuple(Answer.of([answer.outputs]).ids) for answer in answers} == {tuple(expected)}
+    wait_until_at_rest(server, ["continuous"])
+
+
+def test_nothing_outlives_a_tritonserver_that_was_killed(start_server: Callable[..., TritonServer]) -> None:
+    grace_s = 1
+    server = start_server("continuous", SLIPSTREAM_GRACE_SECONDS=str(grace_s))
+    streams = [GrpcStream(server).send("continuous", PROMPTS[number], **LONG) for number in range(4)]
+    for stream in streams:
+        stream.receive()
+    engine, processes = engine_pid(server, "continuous"), server.process_ids()
+    assert {engine, server.pid} < set(processes)
+    assert len(processes) >= 3, "tritonserver, stub and engine"
+    os.kill(server.pid, signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(Refused):
+            stream.collect()
+    wait_until(lambda: not server.process_ids(), "no process of the server is left", grace_s + ORPHAN_MARGIN_S)
+    assert not any(is_alive(pid) for pid in processes)

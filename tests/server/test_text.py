@@ -1,0 +1,85 @@
+"""Text in any script: streamed pieces hold whole characters and join to the whole text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import (
+    STREAMING,
+    GrpcStream,
+    ask,
+    generate,
+    generate_body,
+    generate_stream,
+    inputs_for,
+    numpy_tensor,
+    sampling_json,
+)
+from tokenizers import Tokenizer
+
+from slipstream_client.server.tritonserver import TritonServer
+
+pytestmark = pytest.mark.server
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# Prompts whose continuation is, for the most part, in the same script.
+PROMPTS = (
+    "春夏秋冬 春夏秋冬 春夏秋冬 春夏",
+    "😀😃😄😁😆 😀😃😄😁😆 😀😃",
+    "नमस्ते दुनिया नमस्ते दुनिया नमस्ते",
+    "👩‍👩‍👧‍👦 👩‍👩‍👧‍👦 👩‍👩‍👧‍👦 👩‍👩‍👧‍👦 👩‍👩",
+)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_streamed_text_never_holds_half_a_character(server: TritonServer, tokenizer: Tokenizer, prompt: str) -> None:
+    for model in STREAMING:
+        answer = ask(server, model, prompt, max_tokens=16, ignore_eos=True)
+        whole = tokenizer.decode(answer.ids)
+        assert answer.text == whole
+        assert any(ord(character) > 0x7F for character in whole), "the answer is worth the test"
+        # The last one may be cut off by max_tokens; every other character is whole.
+        assert REPLACEMENT not in "".join(answer.deltas[:-1])
+    body = generate_body("continuous", prompt, max_tokens=16, ignore_eos=True)
+    assert generate(server, "continuous", body)[1]["text_output"] == whole
+    events = generate_stream(server, "continuous", body | {"stream": True})[1]
+    assert "".join(event["text_output"] for event in events) == whole
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 6))
+def test_a_character_that_max_tokens_cuts_off_ends_the_stream_as_it_ends_the_whole_text(
+    server: TritonServer, tokenizer: Tokenizer, num_tokens: int
+) -> None:
+    answer = ask(server, "continuous", PROMPTS[1], max_tokens=num_tokens, ignore_eos=True)
+    assert answer.text == tokenizer.decode(answer.ids)
+    assert answer.num_output_tokens == num_tokens
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_stream_of_random_tokens_joins_to_the_whole_text(
+    server: TritonServer, tokenizer: Tokenizer, seed: int
+) -> None:
+    """At such a temperature the bytes are mostly no text at all."""
+    answer = ask(server, "continuous", PROMPTS[0], max_tokens=40, temperature=50.0, seed=seed, ignore_eos=True)
+    assert answer.text == tokenizer.decode(answer.ids)
+
+
+def test_a_prompt_that_ends_within_a_character_is_no_part_of_the_answer(
+    server: TritonServer, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode("Hello 🌶").ids
+    assert tokenizer.decode(ids[:-1]).endswith(REPLACEMENT), "the last id holds the rest of the character"
+    inputs = [
+        numpy_tensor("input_ids", np.array(ids[:-1], np.int32), "INT32"),
+        *inputs_for("continuous", "", sampling_json(max_tokens=6))[1:],
+    ]
+    with GrpcStream(server) as stream:
+        answer = stream.send("continuous", inputs=inputs).answer()
+    assert answer.text == tokenizer.decode(answer.ids)
+
+
+def test_control_characters_and_nul_are_ordinary_text(server: TritonServer, tokenizer: Tokenizer) -> None:
+    prompt = "a\0b\x1b[31m\r\n\t\x7f"
+    for model in ("continuous", "dynamic"):
+        answer = ask(server, model, prompt, max_tokens=2)
+        assert answer.num_input_tokens == len(tokenizer.encode(prompt).ids)
