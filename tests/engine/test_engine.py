@@ -38,7 +38,7 @@ def test_an_empty_prompt_and_an_id_in_use_are_refused(policy: str) -> None:
 def test_a_reservation_beyond_the_pool_is_refused_with_the_numbers(policy: str) -> None:
     observed = ObservedEngine(make_config(policy=policy), ScriptedRunner(3))
     refusal = observed.add(make_request(0, 20, 5))
-    assert str(refusal) == "the request needs 25 tokens of KV cache; the whole pool has 24"
+    assert str(refusal) == "the request needs 25 tokens of KV cache at once; the whole pool has 24"
 
 
 @pytest.mark.parametrize("policy", ["continuous", "lockstep", "iterative"])

@@ -10,37 +10,21 @@ from __future__ import annotations
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch, Chunk
 from slipstream.engine.block_pool import BlockPool
+from slipstream.engine.policy import BatchingPolicy
 from slipstream.engine.request import FINISH_CANCELLED, Request
-from slipstream.errors import InvalidRequest
 
 
-class IterativeScheduler:
+class IterativeScheduler(BatchingPolicy):
     """Computes exactly the sequences that the current iteration names."""
 
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
-        self.pool = pool
-        self.waiting: list[Request] = []  # added, not yet computed for want of seats or blocks
-        self.running: list[Request] = []
-        self.num_preemptions = 0
-        self._max_num_seqs = config.max_num_seqs
+        # `waiting` holds what was added and not yet computed, for want of seats or blocks.
+        super().__init__(config, pool)
         self._named: set[Request] = set()
 
     @property
     def has_work(self) -> bool:
         return bool(self._named)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
-
-    @property
-    def num_held_tokens(self) -> int:
-        """Tokens whose keys and values lie in the pool."""
-        return sum(request.num_computed for request in self.running)
 
     def add(self, request: Request) -> None:
         """Take in a new sequence and name it for the next iteration.
@@ -48,11 +32,7 @@ class IterativeScheduler:
         Raises:
             InvalidRequest: its longest total length exceeds the whole pool.
         """
-        if self.pool.blocks_for(request.max_total_tokens) > self.pool.num_blocks:
-            raise InvalidRequest(
-                f"the request needs {request.max_total_tokens} tokens of KV cache; the whole pool has "
-                f"{self.pool.num_blocks * self.pool.block_size}"
-            )
+        self._refuse_what_never_fits(request.max_total_tokens)
         self.waiting.append(request)
         self._named.add(request)
 
@@ -65,7 +45,7 @@ class IterativeScheduler:
         request.finish(reason, now, error)
         self._named.discard(request)
         if request in self.running:
-            self._release(request)
+            self._leave(request)
         else:
             self.waiting.remove(request)
 
@@ -93,16 +73,11 @@ class IterativeScheduler:
             chunk.request.num_computed += chunk.num_tokens
             chunk.request.append(token_id, eos_token_ids, now)
             if chunk.request.finished:
-                self._release(chunk.request)
+                self._leave(chunk.request)
         named = list(self._named)
         self._named.clear()
         return named
 
-    def check(self) -> None:
-        """Assert the invariants that hold between steps."""
-        self.pool.check([request.block_table for request in self.running])
-
-    def _release(self, request: Request) -> None:
-        self.pool.free(request.block_table)
-        request.block_table = []
+    def _leave(self, request: Request) -> None:
+        self._release(request)
         self.running.remove(request)

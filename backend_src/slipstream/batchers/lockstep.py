@@ -7,43 +7,15 @@ changes who forms the batch.
 
 from __future__ import annotations
 
-from collections import deque
-
-from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch, Chunk
-from slipstream.engine.block_pool import BlockPool
+from slipstream.engine.policy import BatchingPolicy
 from slipstream.engine.request import FINISH_CANCELLED, Request
-from slipstream.errors import InvalidRequest
 
 PADDING_TOKEN = 0
 
 
-class LockstepScheduler:
+class LockstepScheduler(BatchingPolicy):
     """Runs one group of requests after the other, each group in lock step."""
-
-    def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
-        self.pool = pool
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
-        self.num_preemptions = 0
-        self._max_num_seqs = config.max_num_seqs
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
-
-    @property
-    def num_running(self) -> int:
-        return sum(not request.finished for request in self.running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
-
-    @property
-    def num_held_tokens(self) -> int:
-        """Tokens of unfinished requests whose keys and values lie in the pool; padding is not counted."""
-        return sum(request.num_computed for request in self.running if not request.finished)
 
     def add(self, request: Request) -> None:
         """Queue a request for the next group.
@@ -51,11 +23,7 @@ class LockstepScheduler:
         Raises:
             InvalidRequest: its longest total length exceeds the whole pool.
         """
-        if self.pool.blocks_for(request.max_total_tokens) > self.pool.num_blocks:
-            raise InvalidRequest(
-                f"the request needs {request.max_total_tokens} tokens of KV cache; the whole pool has "
-                f"{self.pool.num_blocks * self.pool.block_size}"
-            )
+        self._refuse_what_never_fits(request.max_total_tokens)
         self.waiting.append(request)
 
     def abort(self, request: Request, now: float, reason: str = FINISH_CANCELLED, error: str | None = None) -> None:
@@ -93,10 +61,6 @@ class LockstepScheduler:
             self._disband()
         return changed
 
-    def check(self) -> None:
-        """Assert the invariants that hold between steps."""
-        self.pool.check([request.block_table for request in self.running])
-
     def _form_group(self, now: float) -> None:
         """Take as many waiting requests, in order, as seats and KV reservations allow."""
         group: list[Request] = []
@@ -122,6 +86,5 @@ class LockstepScheduler:
 
     def _disband(self) -> None:
         for request in self.running:
-            self.pool.free(request.block_table)
-            request.block_table = []
+            self._release(request)
         self.running.clear()

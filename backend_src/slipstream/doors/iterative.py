@@ -3,10 +3,10 @@
 Each call answers every sequence with at most one token and asks Triton to call again, until the sequence has ended. Its
 state lies here and in the engine, by the correlation id that Triton gave it.
 
-Triton's core (24.10, and in 2026 still) keeps the slot of a sequence that counts as cancelled when it is released, until
-it has been idle for `max_sequence_idle_microseconds`. So a cancelled one is rescheduled, for Triton to end it itself, and
-a final response is sent only after the call that released its sequence: many a client cancels its stream as soon as it
-has the answer.
+Triton's core (24.10, and in 2026 still) keeps the slot of a sequence that counts as cancelled when it is released,
+until it has been idle for `max_sequence_idle_microseconds`. So a cancelled one is rescheduled, for Triton to end it
+itself, and a final response is sent only after the call that released its sequence: many a client cancels its stream
+as soon as it has the answer.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from slipstream.batchers.iterative import IterativeScheduler
 from slipstream.batchers.lockstep import LockstepScheduler
@@ -14,6 +13,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch
 from slipstream.engine.block_pool import BlockPool
 from slipstream.engine.messages import EngineStats
+from slipstream.engine.policy import BatchingPolicy
 from slipstream.engine.records import StepRecord, StepRecords
 from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, Request
 from slipstream.engine.scheduler import ContinuousScheduler
@@ -21,29 +21,6 @@ from slipstream.errors import InvalidRequest
 from slipstream.models.runner import Runner
 
 log = logging.getLogger(__name__)
-
-
-class Scheduler(Protocol):
-    """A batching policy. It owns the requests it was given until they are finished, and their blocks."""
-
-    pool: BlockPool
-    num_preemptions: int
-
-    @property
-    def has_work(self) -> bool: ...
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def num_held_tokens(self) -> int: ...
-    def add(self, request: Request) -> None: ...
-    def abort(self, request: Request, now: float, reason: str = FINISH_CANCELLED, error: str | None = None) -> None: ...
-    def schedule(self, now: float) -> Batch: ...
-    def update(
-        self, batch: Batch, token_ids: list[int], eos_token_ids: frozenset[int], now: float
-    ) -> list[Request]: ...
-    def check(self) -> None: ...
 
 
 class Engine:
@@ -170,7 +147,7 @@ class Engine:
         self.records.append(record)
 
 
-def _make_scheduler(config: EngineConfig, runner: Runner) -> Scheduler:
+def _make_scheduler(config: EngineConfig, runner: Runner) -> BatchingPolicy:
     pool = BlockPool(runner.num_blocks, config.block_size)
     if config.policy == "lockstep":
         return LockstepScheduler(config, pool)

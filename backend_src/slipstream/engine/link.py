@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
@@ -174,25 +174,15 @@ class _Session:
 
     def __init__(self, config: EngineConfig, directory: Path, server_pid: int | None) -> None:
         identity = secrets.token_bytes(8)
-        self.control = _connect_or_start(config, directory)
-        try:
-            send_message(
-                self.control,
-                {
-                    "type": "door",
-                    "identity": identity.hex(),
-                    "pid": os.getpid(),
-                    "server_pid": server_pid,
-                    "fingerprint": config.fingerprint,
-                    "config": dataclasses.asdict(config),
-                },
-            )
-            answer = receive_message(self.control)
-        except OSError as error:
-            self.control.close()
-            raise EngineFailed(
-                f"engine {config.name!r} died while it was starting: {_log_tail(config, directory)}"
-            ) from error
+        greeting = {
+            "type": "door",
+            "identity": identity.hex(),
+            "pid": os.getpid(),
+            "server_pid": server_pid,
+            "fingerprint": config.fingerprint,
+            "config": dataclasses.asdict(config),
+        }
+        self.control, answer = _greet(config, directory, greeting)
         if answer["type"] != "ready":
             self.control.close()
             raise EngineFailed(str(answer["reason"]))
@@ -210,20 +200,42 @@ class _Session:
         self.control.close()
 
 
-def _connect_or_start(config: EngineConfig, directory: Path) -> socket.socket:
-    """A control connection to the living engine of that name, or to a new one; one door at a time decides which."""
+def _greet(config: EngineConfig, directory: Path, greeting: dict[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
+    """A control connection to an engine that has answered the greeting, and its answer.
+
+    An engine that was there may be on its way out: its grace is over, or it was killed and still listens though it has
+    hung up on its doors. It is not told that from one that lives, so a door that loses it tries again.
+    """
+    while True:
+        connection, ours = _connect_or_start(config, directory)
+        try:
+            send_message(connection, greeting)
+            return connection, receive_message(connection)
+        except OSError as error:
+            connection.close()
+            if ours:
+                raise EngineFailed(
+                    f"engine {config.name!r} died while it was starting: {_log_tail(config, directory)}"
+                ) from error
+
+
+def _connect_or_start(config: EngineConfig, directory: Path) -> tuple[socket.socket, bool]:
+    """A control connection to the living engine of that name, or to a new one, and whether it is new.
+
+    One door at a time decides which.
+    """
     path = directory / f"{config.name}.sock"
     with (directory / f"{config.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         connection = _connect(path)
         if connection is not None:
-            return connection
+            return connection, False
         process = _start(config, directory)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
             connection = _connect(path)
             if connection is not None:
-                return connection
+                return connection, True
             if process.poll() is not None:
                 break
             time.sleep(0.02)

@@ -86,11 +86,12 @@ class EngineProcess:
                 self._report(self._engine.step())
             if self._drain_until is not None:
                 self._drain()
-        self._control.close()
-        self._commands.close()
+        # The control socket goes last: the next engine starts once nobody listens there, and has files of these names.
+        self._commands.close(linger=0)
         leftovers = [".zmq", ".json"] if self._failure else [".zmq", ".json", ".log"]
         for suffix in leftovers:
             (self._directory / f"{self._config.name}{suffix}").unlink(missing_ok=True)
+        self._control.close()
 
     # --- loading
 

@@ -6,25 +6,21 @@ answer by one token. Running sequences come first, then the queue, while seats, 
 
 from __future__ import annotations
 
-from collections import deque
-
 from slipstream.config import EngineConfig
 from slipstream.engine.admission import NoEvict, Optimistic
 from slipstream.engine.batch import Batch, Chunk
 from slipstream.engine.block_pool import BlockPool
+from slipstream.engine.policy import BatchingPolicy
 from slipstream.engine.request import FINISH_CANCELLED, FINISH_LENGTH, Request
 from slipstream.errors import InvalidRequest, Unavailable
 
 
-class ContinuousScheduler:
+class ContinuousScheduler(BatchingPolicy):
     """Iteration-level scheduling over a paged KV pool, first come first served."""
 
     def __init__(self, config: EngineConfig, pool: BlockPool, token_budget: int) -> None:
-        self.pool = pool
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # by admission: the last is the newest, and the first victim
-        self.num_preemptions = 0
-        self._max_num_seqs = config.max_num_seqs
+        # `running` is in order of admission: the last is the newest, and the first victim.
+        super().__init__(config, pool)
         self._token_budget = token_budget
         self._chunked_prefill = config.chunked_prefill
         self._admission = NoEvict(pool) if config.admission == "no_evict" else Optimistic(pool)
@@ -32,23 +28,6 @@ class ContinuousScheduler:
         self._max_queued_requests = config.max_queued_requests
         self._max_queued_tokens = config.max_queued_tokens
         self._queued_tokens = 0
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
-
-    @property
-    def num_held_tokens(self) -> int:
-        """Tokens whose keys and values lie in the pool."""
-        return sum(request.num_computed for request in self.running)
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -58,11 +37,7 @@ class ContinuousScheduler:
             Unavailable: the queue is full.
         """
         most = request.max_total_tokens if self._no_evict else request.num_tokens + 1
-        if self.pool.blocks_for(most) > self.pool.num_blocks:
-            raise InvalidRequest(
-                f"the request needs {most} tokens of KV cache at once; the whole pool has "
-                f"{self.pool.num_blocks * self.pool.block_size}"
-            )
+        self._refuse_what_never_fits(most)
         if not self._chunked_prefill and request.num_tokens > self._token_budget:
             raise InvalidRequest(
                 f"the prompt has {request.num_tokens} tokens; without chunked_prefill at most "
@@ -131,7 +106,7 @@ class ContinuousScheduler:
 
     def check(self) -> None:
         """Assert the invariants that hold between steps."""
-        self.pool.check([request.block_table for request in self.running])
+        super().check()
         for request in self.running:
             assert len(request.block_table) >= self.pool.blocks_for(request.num_computed)
             assert request.num_computed < request.num_tokens
@@ -206,7 +181,3 @@ class ContinuousScheduler:
         self.num_preemptions += 1
         self.waiting.appendleft(victim)
         self._queued_tokens += victim.num_tokens
-
-    def _release(self, request: Request) -> None:
-        self.pool.free(request.block_table)
-        request.block_table = []
