@@ -6,12 +6,8 @@ that leave meet the engine at an exact moment.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,81 +15,14 @@ import pytest
 from deadline import PATIENCE_S, wait_until
 from door import Door, new_request
 from scripted import ScriptedRunner, expected_output, make_config, make_prompt
-from slipstream.config import EngineConfig
+from scripted_process import GatedRunner, Server
 from slipstream.engine import messages
-from slipstream.engine.batch import Batch
-from slipstream.engine.engine import Engine
 from slipstream.engine.link import EngineFailed
 from slipstream.engine.messages import Update
-from slipstream.engine.process import EngineProcess
 from slipstream.engine.request import SamplingParams
 from slipstream_client import control
 
 PROMPTS = [make_prompt(5 + number, number) for number in range(6)]
-
-
-class GatedRunner(ScriptedRunner):
-    """Computes a step only once it is let; `during` has what is to happen, in the engine's thread, within which step."""
-
-    def __init__(self, num_blocks: int = 64, **fields: Any) -> None:
-        super().__init__(num_blocks, **fields)
-        self.during: dict[int, Callable[[], object]] = {}
-        self._permits = threading.Semaphore(0)
-        self._begun = threading.Semaphore(0)
-
-    def run(self, batch: Batch) -> list[int]:
-        self._begun.release()
-        assert self._permits.acquire(timeout=PATIENCE_S), "a step was never let"
-        self.during.get(len(self.batches), lambda: None)()
-        return super().run(batch)
-
-    def wait_until_a_step_has_begun(self) -> None:
-        assert self._begun.acquire(timeout=PATIENCE_S), "no step has begun"
-
-    def let(self, steps: int = 1_000_000) -> None:
-        self._permits.release(steps)
-
-
-class ScriptedProcess(EngineProcess):
-    """The engine's process without a model: `load` makes its runner."""
-
-    def __init__(self, config: EngineConfig, directory: Path, load: Callable[[], ScriptedRunner]) -> None:
-        self._make_runner = load
-        super().__init__(config, directory)
-
-    def _load(self) -> None:
-        try:
-            self._engine = Engine(self._config, self._make_runner())
-        except Exception as error:
-            self._failure = str(error)
-        os.write(self._wake_writer, b".")
-
-
-class Server:
-    """A process that runs in a thread, and its doors."""
-
-    def __init__(self, load: Callable[[], ScriptedRunner], config: EngineConfig) -> None:
-        self.config = config
-        self.directory = Path(tempfile.mkdtemp(prefix="slipstream-test-"))
-        self._doors: list[Door] = []
-        self.process = ScriptedProcess(config, self.directory, load)
-        self.thread = threading.Thread(target=self.process.run, daemon=True)
-        self.thread.start()
-
-    def open(self) -> Door:
-        self._doors.append(Door(self.config, self.directory))
-        return self._doors[-1]
-
-    def wait_for_command(self) -> None:
-        """Return once a door's message has arrived; for the engine's own thread, whose socket it is."""
-        assert self.process._commands.poll(PATIENCE_S * 1000), "no command has come"
-
-    def close(self) -> None:
-        for door in self._doors:
-            door.link.close()
-        self.thread.join(PATIENCE_S)
-        assert not self.thread.is_alive(), "the engine did not end after its last door"
-        shutil.rmtree(self.directory)
 
 
 @pytest.fixture
@@ -190,8 +119,7 @@ def test_a_door_with_another_configuration_is_refused_with_both_fingerprints(ser
 def test_a_door_that_leaves_takes_its_requests_with_it(serve: Any, runner: GatedRunner) -> None:
     server = serve(runner)
     door, leaving = server.open(), server.open()
-    for number in range(4):
-        leaving.ask(number, PROMPTS[1], max_tokens=200)
+    leaving.link.submit([new_request(number, PROMPTS[1], max_tokens=100) for number in range(4)])
     runner.wait_until_a_step_has_begun()
     leaving.link.close()
     runner.let()
@@ -384,7 +312,7 @@ def drain(door: Door, timeout_s: float) -> tuple[threading.Thread, list[dict[str
 
 def test_a_drained_engine_finishes_what_runs_and_refuses_the_rest(serve: Any, runner: GatedRunner) -> None:
     door = serve(runner, max_num_seqs=1).open()
-    door.link.submit([new_request(0, PROMPTS[0], max_tokens=900), new_request(1, PROMPTS[1])])
+    door.link.submit([new_request(0, PROMPTS[0], max_tokens=400), new_request(1, PROMPTS[1])])
     runner.let(1)
     door.wait_for(lambda: door.tokens(0))
     thread, answers = drain(door, timeout_s=PATIENCE_S)
@@ -394,7 +322,7 @@ def test_a_drained_engine_finishes_what_runs_and_refuses_the_rest(serve: Any, ru
     door.ask(2, PROMPTS[1])
     runner.let()
     assert door.end_of(2).error_kind == messages.UNAVAILABLE
-    assert door.answer(0) == expected(PROMPTS[0], 900)
+    assert door.answer(0) == expected(PROMPTS[0], 400)
     thread.join(PATIENCE_S)
     assert answers == [{"type": "drained", "finished": 1, "aborted": 1}]
     assert door.status()["state"] == "draining"
@@ -403,7 +331,7 @@ def test_a_drained_engine_finishes_what_runs_and_refuses_the_rest(serve: Any, ru
 
 def test_a_drain_ends_what_takes_too_long(serve: Any, runner: GatedRunner) -> None:
     door = serve(runner).open()
-    door.ask(0, PROMPTS[0], max_tokens=900)
+    door.ask(0, PROMPTS[0], max_tokens=400)
     runner.let(3)
     door.wait_for(lambda: len(door.tokens(0)) == 3)
     thread, answers = drain(door, timeout_s=0)

@@ -27,6 +27,7 @@ from helpers import (
     engine_pid,
     is_alive,
     wait_until,
+    wait_until_at_rest,
 )
 
 from serving import Serving
@@ -76,9 +77,11 @@ def test_unloading_a_model_lets_its_requests_finish_and_loading_brings_it_back(
     """Those that run and those that wait for a seat all get their whole answers."""
     server, triton = spare.server, TritonHttp(spare.server.http_url)
     engine, num_requests = engine_pid(server, "continuous"), SPARE_SEATS + 2
+    sampling = {"max_tokens": 64, "ignore_eos": True}
     with GrpcStream(server) as stream:
         for number in range(num_requests):
-            sampling = {"max_tokens": 64, "ignore_eos": True}
+            if number == SPARE_SEATS:
+                wait_until(lambda: gauges(server) == (SPARE_SEATS, 0), "all seats are taken")
             stream.send("continuous", PROMPTS[number], request_id=str(number), stream=False, **sampling)
         wait_until(lambda: gauges(server) == (SPARE_SEATS, 2), "all seats are taken and two requests wait")
         triton.unload("continuous", timeout_s=30)
@@ -217,12 +220,34 @@ def test_plain_tritonserver_without_our_launcher(tmp_path: Path, golden: dict[st
         stubs = [each for each in below if each.name().startswith("triton_python")]
         engines = [each for each in below if "slipstream.engine.process" in each.cmdline()]
         assert (len(stubs), len(engines)) == (2, 1)
+        assert_nothing_counts_twice_when_the_lead_moves(server)
+        below += psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
         wait_until(lambda: not any(is_alive(each.pid) for each in below), "no process is left", seconds=10)
     finally:
         process.kill()
         process.wait()
+
+
+def assert_nothing_counts_twice_when_the_lead_moves(server: Served) -> None:
+    """Whichever of the two doors leads: each leaves once, the other goes on counting, and the first comes back."""
+    triton = TritonHttp(server.http_url)
+    counted = Metrics(server).value("generation_tokens_total", "continuous")
+    assert counted == 4 * NUM_GOLDEN
+    for leaving, staying in (("continuous", "continuous_unary"), ("continuous_unary", "continuous")):
+        triton.unload(leaving, timeout_s=30)
+        wait_until(lambda gone=leaving: triton.model_states()[gone] == "UNAVAILABLE", f"{leaving} is unloaded")
+        ask(server, staying, PROMPTS[0], max_tokens=1)
+        counted += 1
+        wait_until(
+            lambda least=counted: Metrics(server).value("generation_tokens_total", "continuous") >= least,
+            "the token is counted",
+        )
+        wait_until_at_rest(server, ["continuous"])
+        assert Metrics(server).value("generation_tokens_total", "continuous") == counted
+        assert Metrics(server).value("engine_up", "continuous") == 1
+        triton.load(leaving, timeout_s=60)
 
 
 def is_ready(server: Served) -> bool:

@@ -63,12 +63,13 @@ class Door:
 
     def finalize(self) -> None:
         """Leave the engine; Triton calls this after the last response has gone out."""
-        self._link.close()
+        # Its gauges first: once it has left, they are those of the door that leads next.
         self._metrics.close()
+        self._link.close()
 
     def _on_update(self, update: Update) -> None:
         if update.stats is not None:
-            self._metrics.publish(update.stats)
+            self._metrics.publish(update.stats, update.published)
         for output in update.outputs:
             self._on_output(output)
 

@@ -57,9 +57,11 @@ class MetricsPublisher:
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
 
-    def publish(self, stats: EngineStats) -> None:
-        """Publish a report of the living engine."""
+    def publish(self, stats: EngineStats, published: EngineStats | None = None) -> None:
+        """Publish a report of the living engine; `published` is what another door has counted of it already."""
         with self._changed:
+            if published is not None:
+                self._published = published
             peak = self._pending.kv_blocks_peak if self._pending else 0
             self._pending = stats
             stats.kv_blocks_peak = max(stats.kv_blocks_peak, peak)
@@ -73,6 +75,7 @@ class MetricsPublisher:
             self._changed.notify()
 
     def close(self) -> None:
+        """Leave the gauges at zero, since Triton keeps them; a door that leads next publishes them anew."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -83,7 +86,7 @@ class MetricsPublisher:
             with self._changed:
                 self._changed.wait_for(lambda: self._pending is not None or self._down or self._closing)
                 if self._closing:
-                    return
+                    break
                 stats, self._pending = self._pending, None
                 down, self._down = self._down, False
             if down and self._metrics:
@@ -93,6 +96,8 @@ class MetricsPublisher:
                 self._set_gauges(stats, up=1)
                 self._add_counters(stats)
                 self._published = stats
+        if self._metrics:
+            self._set_gauges(EngineStats(), up=0)
 
     def _set_gauges(self, stats: EngineStats, up: int) -> None:
         total = stats.kv_blocks_total

@@ -203,8 +203,8 @@ class _Session:
 def _greet(config: EngineConfig, directory: Path, greeting: dict[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
     """A control connection to an engine that has answered the greeting, and its answer.
 
-    An engine that was there may be on its way out: its grace is over, or it was killed and still listens though it has
-    hung up on its doors. It is not told that from one that lives, so a door that loses it tries again.
+    An engine that was there may be on its way out: its grace is over, or it was killed and the kernel has hung up on
+    its doors before it ends the listening. Nothing tells it from one that lives, so a door that loses it tries again.
     """
     while True:
         connection, ours = _connect_or_start(config, directory)

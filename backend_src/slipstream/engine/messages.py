@@ -97,10 +97,14 @@ class EngineStats(msgspec.Struct):
 
 
 class Update(msgspec.Struct):
-    """What one step means for one door; `stats` goes to the leading door alone, at a low rate."""
+    """What one step means for one door; `stats` goes to the leading door alone, at a low rate.
+
+    `published` comes with the first stats of a door that takes over the lead: what the one before has published.
+    """
 
     outputs: list[Output]
     stats: EngineStats | None = None
+    published: EngineStats | None = None
 
 
 class EngineInfo(msgspec.Struct, kw_only=True):

@@ -61,6 +61,8 @@ class EngineProcess:
         self._had_door = False
         self._server = ServerWatch()
         self._stats_due = 0.0
+        self._last_leader: bytes | None = None
+        self._last_stats: messages.EngineStats | None = None  # as that leader has them
         self._drain_until: float | None = None
         self._drainers: list[Connection] = []
         self._drain_counts = {"finished": 0, "aborted": 0}
@@ -299,7 +301,9 @@ class EngineProcess:
             else:
                 answers = [self._add(identity, new) for new in command.requests]
                 answers += [self._advance(identity, id_) for id_ in command.advance]
-                self._send(identity, [answer for answer in answers if answer is not None])
+                refused = [answer for answer in answers if answer is not None]
+                if refused:
+                    self._send(identity, messages.Update(refused))
 
     def _add(self, identity: bytes, new: NewRequest) -> Output | None:
         """Queue one request; the answer to it if it is refused."""
@@ -334,18 +338,16 @@ class EngineProcess:
                 by_door[request.key[0]].append(_output(request, error_kind))
         leader = next(iter(self._doors), None)
         now = time.monotonic()
-        stats = None
         if leader is not None and (now >= self._stats_due or not self._engine.has_work):
-            stats = self._engine.stats()
             self._stats_due = now + _STATS_INTERVAL_S
-            by_door.setdefault(leader, [])
+            published = self._last_stats if leader != self._last_leader else None
+            self._last_leader, self._last_stats = leader, self._engine.stats()
+            self._send(leader, messages.Update(by_door.pop(leader, []), self._last_stats, published))
         for identity, outputs in by_door.items():
-            self._send(identity, outputs, stats if identity == leader else None)
+            self._send(identity, messages.Update(outputs))
 
-    def _send(self, identity: bytes, outputs: list[Output], stats: messages.EngineStats | None = None) -> None:
-        if outputs or stats is not None:
-            update = messages.Update(outputs, stats)
-            self._commands.send_multipart([identity, self._encoder.encode(update)], zmq.NOBLOCK)
+    def _send(self, identity: bytes, update: messages.Update) -> None:
+        self._commands.send_multipart([identity, self._encoder.encode(update)], zmq.NOBLOCK)
 
 
 def _output(request: Request, error_kind: str) -> Output:
