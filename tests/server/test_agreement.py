@@ -57,9 +57,7 @@ def test_eight_streaming_clients_at_once_each_get_their_own_text(
         async with AsyncSlipstreamClient(server.grpc_url) as client:
             chunks = [
                 chunk
-                async for chunk in client.stream(
-                    prompt, max_tokens=NUM_TOKENS, temperature=0, return_token_ids=True
-                )
+                async for chunk in client.stream(prompt, max_tokens=NUM_TOKENS, temperature=0, return_token_ids=True)
             ]
         assert chunks[-1].stats is not None
         return "".join(chunk.text for chunk in chunks), chunks[-1].stats["output_ids"]

@@ -85,7 +85,7 @@ class MetricsPublisher:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pending is not None or self._down or self._closing)
-                if self._closing:
+                if self._closing and self._pending is None:
                     break
                 stats, self._pending = self._pending, None
                 down, self._down = self._down, False

@@ -102,11 +102,17 @@ class EngineLink:
             self._put(Cancel(list(ids)))
 
     def close(self) -> None:
-        """Leave the engine; it ends by itself when its last door has left."""
+        """Leave the engine; it ends by itself when its last door has left. Closing twice is closing once."""
+        if self._closing:
+            return
         self._closing = True
         os.write(self._wake_writer, b".")
         if self._thread.is_alive():
             self._thread.join(timeout=10)
+        self._down_reason = "the door has left it"
+        if not self._thread.is_alive():
+            os.close(self._wake_writer)
+            os.close(self._wake_reader)
 
     def _put(self, command: Command) -> None:
         reason = self._down_reason

@@ -183,6 +183,8 @@ class EngineProcess:
             connection.send({"type": "records", "records": last})
         elif kind == "drain":
             timeout_s = float(message.get("timeout_s", 20.0))
+            if not timeout_s >= 0:
+                raise ValueError(f"timeout_s is {timeout_s}; it must be at least 0")
             self._drainers.append(connection)
             self._start_drain(timeout_s)
         else:

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 
 from slipstream.config import EngineConfig
-from slipstream.engine.batch import Batch
+from slipstream.engine.batch import Batch, Chunk
+from slipstream.engine.request import Request, SamplingParams
 from slipstream.engine.sampler import sample
 from slipstream.errors import ConfigError
 from slipstream.models.linear import DEFAULT_WEIGHTS, compute_dtype, is_batch_invariant
@@ -40,7 +41,7 @@ class ModelRunner:
     """Runs a Llama-family model on a CPU or on CUDA."""
 
     def __init__(self, config: EngineConfig, folder: Path) -> None:
-        """Load weights, allocate the pool and run one step.
+        """Load weights, allocate the pool, and run a step of each kind so that no request waits for a compiler.
 
         Raises:
             ConfigError: a configuration that the model or the device cannot serve.
@@ -71,10 +72,19 @@ class ModelRunner:
                 is_batch_invariant(linear, in_features)
                 for linear, in_features in (*self.model.linears()[:4], self.model.linears()[-1])
             )
+        self._warm_up()
         log.info(
             "%s on %s, %s weights, %d blocks of %d tokens, batch invariant: %s",
             folder.name, self.device_name, storage, self.num_blocks, config.block_size, self.batch_invariant,
         )  # fmt: skip
+
+    def _warm_up(self) -> None:
+        """One step with many rows and one with few: the kernels for both are compiled where no cache has them."""
+        for num_tokens in (32, 1):
+            request = Request((b"warm-up", 0), [0] * num_tokens, SamplingParams(max_tokens=1, temperature=0.0), 0.0)
+            blocks = min(-(-num_tokens // self._block_size), self.num_blocks)
+            request.block_table = list(range(blocks))
+            self.run(Batch([Chunk(request, request.token_ids[: blocks * self._block_size], 0, sample=True)]))
 
     def run(self, batch: Batch) -> list[int]:
         """See Runner.run."""
