@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+
 from helpers import (
     ENGINES,
     NUM_GOLDEN,
@@ -20,8 +22,6 @@ from helpers import (
     is_alive,
     wait_until_at_rest,
 )
-from tokenizers import Tokenizer
-
 from slipstream.models.store import resolve
 from slipstream_client.server.tritonserver import TritonServer
 

@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 import tritonclient.grpc as triton_grpc
-from helpers import PROMPTS, Refused, inputs_for, sampling_json
 from tritonclient.utils import InferenceServerException
 
+from helpers import PROMPTS, Refused, inputs_for, sampling_json
 from slipstream_client.server.tritonserver import TritonServer
 
 # How soon a request must be refused that need not wait for anything.

@@ -6,9 +6,9 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers import MODELS, PROMPTS, Answer, ask, ask_batch, engine_status, sampling_json
 from tokenizers import Tokenizer
 
+from helpers import MODELS, PROMPTS, Answer, ask, ask_batch, engine_status, sampling_json
 from slipstream_client.aio import AsyncSlipstreamClient
 from slipstream_client.server.tritonserver import TritonServer
 

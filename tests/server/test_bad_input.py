@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from helpers import (
     PROMPTS,
     STREAMING,
@@ -30,7 +31,6 @@ from helpers import (
     text_tensor,
     wait_for_gauge,
 )
-
 from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server

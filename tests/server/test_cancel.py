@@ -7,10 +7,12 @@ import contextlib
 import http.client
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_grpc_aio
+
 from helpers import (
     LONG,
     PROMPTS,
@@ -29,7 +31,6 @@ from helpers import (
     wait_until,
     wait_until_at_rest,
 )
-
 from slipstream_client.aio import AsyncSlipstreamClient
 from slipstream_client.client import SlipstreamClient
 from slipstream_client.server.tritonserver import TritonServer
@@ -144,14 +145,14 @@ def test_the_cancel_input_ends_the_request_with_that_id_and_no_other(
     assert Metrics(server).finished("continuous", "cancelled") == before + 1
 
 
-def test_over_http_the_cancel_input_ends_the_request_with_status_499(server: TritonServer) -> None:
+def test_over_http_the_cancel_input_ends_the_request_with_an_error(server: TritonServer) -> None:
     with contextlib.closing(http.client.HTTPConnection(server.http_url, timeout=30)) as connection:
         body = {**generate_body("continuous", PROMPT, **LONG), "id": "by-http"}
         connection.request("POST", "/v2/models/continuous/generate", json.dumps(body))
         wait_for_gauge(server, "continuous", "requests_running", 1)
         assert generate(server, "continuous", {"id": "by-http", "cancel": True})[0] == 200
         answer = connection.getresponse()
-        assert (answer.status, json.load(answer)) == (499, {"error": "Request was cancelled"})
+        assert (answer.status, json.load(answer)) == (400, {"error": "Request was cancelled"})
 
 
 def test_a_cancelled_sse_stream_ends_with_an_error_event(server: TritonServer) -> None:
@@ -198,17 +199,45 @@ def test_a_client_that_hangs_up_on_generate_stream_ends_the_request(
             connection.close()
 
 
+def assert_every_seat_is_free(server: TritonServer, model: str) -> None:
+    """As many requests as there are seats run at the same time."""
+    with GrpcStream(server) as stream:
+        for number in range(SEATS):
+            stream.send(model, PROMPT, request_id=str(number), **LONG)
+        wait_for_gauge(server, model, "requests_running", SEATS)
+        stream.cancel()
+
+
 @pytest.mark.parametrize("model", STREAMING)
 def test_more_cancelled_requests_than_there_are_seats_leave_every_seat_free(
     server: TritonServer, golden: dict[str, list[int]], model: str
 ) -> None:
-    """Triton itself keeps the slot of an iterative sequence that is released after it was cancelled."""
-    with cancelled_once(server, model, golden, count=SEATS + 4):
-        for _ in range(2):
-            streams = [GrpcStream(server).send(model, PROMPT, **LONG) for _ in range(SEATS // 2 + 2)]
+    """Triton itself would keep the slot of many an iterative sequence that was cancelled."""
+    with cancelled_once(server, model, golden, count=40):
+        for _ in range(4):
+            streams = [GrpcStream(server).send(model, PROMPT, **LONG) for _ in range(10)]
             for stream in streams:
                 stream.receive()
                 stream.cancel()
+    assert_every_seat_is_free(server, model)
+
+
+@pytest.mark.parametrize("model", STREAMING)
+def test_clients_that_cancel_as_soon_as_they_have_the_answer_leave_every_seat_free(
+    server: TritonServer, model: str
+) -> None:
+    def answer_then_cancel(number: int) -> None:
+        stream = GrpcStream(server)
+        if number % 2:
+            stream.send(model, PROMPT, max_tokens=2).collect()
+        else:
+            with pytest.raises(Refused, match="unknown field 'foo'"):
+                stream.send(model, PROMPT, foo=1).receive()
+        stream.cancel()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(answer_then_cancel, range(48)))
+    assert_every_seat_is_free(server, model)
 
 
 def test_an_id_can_be_used_again_right_after_it_was_cancelled(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+
 from fault_helpers import refusal, refused_at_once
 from helpers import (
     LONG,
@@ -27,7 +28,6 @@ from helpers import (
     wait_until,
     wait_until_at_rest,
 )
-
 from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server

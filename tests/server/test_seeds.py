@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers import MODELS, PROMPTS, ask
 
+from helpers import MODELS, PROMPTS, ask
 from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server

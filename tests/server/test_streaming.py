@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+
 from helpers import (
     ENDED_PROMPT,
     PROMPTS,
@@ -24,7 +25,6 @@ from helpers import (
     sampling_json,
     text_tensor,
 )
-
 from slipstream_client.client import SlipstreamClient
 from slipstream_client.server.tritonserver import TritonServer
 

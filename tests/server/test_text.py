@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+
 from helpers import (
     STREAMING,
     GrpcStream,
@@ -15,8 +17,6 @@ from helpers import (
     numpy_tensor,
     sampling_json,
 )
-from tokenizers import Tokenizer
-
 from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server

@@ -14,7 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from slipstream.doors.door import (
     text_tensor,
 )
 from slipstream.doors.fields import RequestFields
+from slipstream.doors.lost_slots import LostSlots
 from slipstream.doors.text import Detokenizer
 from slipstream.engine.messages import NewRequest, Output
 from slipstream.errors import Cancelled, InvalidRequest
@@ -72,6 +73,8 @@ class IterativeDoor(Door):
         self._num_calls = 0
         self._last_call_s = time.monotonic()
         self._closing = threading.Event()
+        inputs = [text_tensor("text_input", [""], (1, 1)), text_tensor("sampling_parameters", ["{}"], (1, 1))]
+        self._lost_slots = LostSlots(args["model_name"], inputs)
         self._endings: list[tuple[Any, Any]] = []  # of this call: response senders and their final responses
         self._to_send: queue.SimpleQueue[list[tuple[Any, Any]] | None] = queue.SimpleQueue()
         self._threads = [
@@ -87,7 +90,7 @@ class IterativeDoor(Door):
         with self._call:
             self._num_calls += 1
             self._step(requests)
-            self._give_up([s for s in self._sequences.values() if self._num_calls - s.last_call >= _CALLS_UNTIL_LOST])
+            self._give_up(lambda sequence: self._num_calls - sequence.last_call >= _CALLS_UNTIL_LOST)
             self._last_call_s = time.monotonic()
             endings, self._endings = self._endings, []
         if endings:
@@ -107,6 +110,8 @@ class IterativeDoor(Door):
         for request in requests:
             try:
                 correlation_id = int(read_scalar(request, "CORRID"))
+                if correlation_id in self._lost_slots:
+                    raise Cancelled("Request was cancelled")
                 if read_scalar(request, "START"):
                     self._sequences[correlation_id] = self._start(request)
                     new.append(self._sequences[correlation_id].new)
@@ -191,14 +196,15 @@ class IterativeDoor(Door):
         while not self._closing.wait(_SECONDS_UNTIL_LOST / 4):
             with self._call:
                 if time.monotonic() - self._last_call_s >= _SECONDS_UNTIL_LOST:
-                    self._give_up(list(self._sequences.values()))
+                    self._give_up(lambda _: True)
 
-    def _give_up(self, lost: list[IterativeSequence]) -> None:
-        """Forget sequences that Triton has dropped, and end them in the engine."""
+    def _give_up(self, is_lost: Callable[[IterativeSequence], bool]) -> None:
+        """Forget sequences that Triton has dropped, end them in the engine, and give back their slots."""
+        lost = [correlation_id for correlation_id, sequence in self._sequences.items() if is_lost(sequence)]
         if lost:
-            ids = {sequence.new.id for sequence in lost}
-            self._sequences = {key: s for key, s in self._sequences.items() if s.new.id not in ids}
-            self._link.cancel(list(ids))
+            self._link.cancel([self._sequences.pop(correlation_id).new.id for correlation_id in lost])
+            for correlation_id in lost:
+                self._lost_slots.recover(correlation_id)
 
     def _on_output(self, output: Output) -> None:
         self._collector.deliver(output)

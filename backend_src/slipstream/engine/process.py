@@ -34,6 +34,7 @@ log = logging.getLogger("slipstream.engine")
 # How long an engine that is still loading waits for the door that started it.
 _FIRST_DOOR_SECONDS = 120.0
 _STATS_INTERVAL_S = 0.25
+_OUT_OF_TIME = "the server is shutting down and the request did not end in time"
 
 
 class EngineProcess:
@@ -275,7 +276,7 @@ class EngineProcess:
     def _drain(self) -> None:
         assert self._drain_until is not None
         if self._engine is not None and self._engine.requests and time.monotonic() > self._drain_until:
-            self._end(list(self._engine.requests), "the server is shutting down and the request did not end in time")
+            self._end(list(self._engine.requests), _OUT_OF_TIME)
         if self._engine is None or not self._engine.requests:
             for connection in self._drainers:
                 connection.send({"type": "drained", **self._drain_counts})
@@ -326,7 +327,11 @@ class EngineProcess:
         """Name a sequence for the next iteration; the answer if it has ended."""
         request = self._engine.requests.get((identity, id_))
         if request is None:
-            return Output(id_, finish_reason=FINISH_ERROR, error="the sequence has ended", error_kind=messages.INTERNAL)
+            # What ends a sequence between two calls is the end of the draining; nobody was listening then.
+            error, kind = "the sequence has ended", messages.INTERNAL
+            if self._drain_until is not None:
+                error, kind = _OUT_OF_TIME, messages.UNAVAILABLE
+            return Output(id_, finish_reason=FINISH_ERROR, error=error, error_kind=kind)
         self._engine.scheduler.advance(request)
         return None
 

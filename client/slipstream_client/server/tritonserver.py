@@ -30,6 +30,7 @@ __all__ = ["ServerError", "TritonServer", "free_ports"]
 _LONGEST_RUNTIME_DIR = 64
 # Engines are drained before the server is told to end, so what it still waits for is a stub that hangs or is dead.
 _EXIT_TIMEOUT_S = 8
+_DRAINED_EXIT_S = 6.0
 _POLL_S = 0.1
 
 
@@ -85,6 +86,7 @@ class TritonServer:
         self._given_log_path = log_path
         self._scratch: Path | None = None
         self._process: TetheredProcess | None = None
+        self._drained = False
         self._stubs: dict[int, Stub] = {}  # every stub that was ever seen, by pid
 
     @property
@@ -169,6 +171,7 @@ class TritonServer:
             thread.start()
         for thread in threads:
             thread.join()
+        self._drained = len(answers) == len(threads) > 0
         return answers
 
     def stop(self, drain_seconds: float = 20.0) -> None:
@@ -179,8 +182,9 @@ class TritonServer:
                 if drain_seconds > 0:
                     self.drain(drain_seconds)
                 self._process.terminate()
-                # A server whose stub was killed waits for it twice.
-                self._process.exited.wait(2 * _EXIT_TIMEOUT_S + 4)
+                # A server whose stub was killed waits for it twice. One that was drained has nothing more to do, but an
+                # open stream of a client keeps it for ever.
+                self._process.exited.wait(_DRAINED_EXIT_S if self._drained else 2 * _EXIT_TIMEOUT_S + 4)
         finally:
             self._end_all(grace_s=3.0)
 
