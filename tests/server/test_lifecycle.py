@@ -58,14 +58,16 @@ def test_two_servers_share_nothing_and_answer_the_same(
             pool.submit(ask, each, "continuous", p, max_tokens=NUM_GOLDEN) for p in PROMPTS for each in (server, other)
         ]
         assert [answer.result().ids for answer in asked] == [golden[p] for p in PROMPTS for _ in range(2)]
-    with GrpcStream(server) as here, GrpcStream(other) as there:
+    with ThreadPoolExecutor() as pool, GrpcStream(server) as here, GrpcStream(other) as there:
         here.send("continuous", PROMPTS[0], max_tokens=NUM_GOLDEN)
         there.send("continuous", PROMPTS[0], **LONG)
         there.receive()
         processes = other.process_ids()
-        other.stop(drain_seconds=1)
+        stopped = pool.submit(other.stop, drain_seconds=1)
         with pytest.raises(Refused) as error:
             there.collect()
+        there.cancel()
+        stopped.result(timeout=60)
         assert error.value.text == f"{SHUTTING_DOWN} and the request did not end in time"
         assert here.answer().ids == golden[PROMPTS[0]]
     assert not any(is_alive(pid) for pid in processes)

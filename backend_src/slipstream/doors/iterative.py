@@ -41,8 +41,8 @@ from slipstream.errors import Cancelled, InvalidRequest
 # waits in Triton's queue is in the next call or the one after.
 _CALLS_UNTIL_LOST = 4
 _SECONDS_UNTIL_LOST = 3.0
-# How long after a call has returned Triton has released its sequences for certain.
-_RELEASE_S = 0.001
+# Triton has released the sequences of a call when it makes the next one; without a next one, within this time.
+_RELEASE_S = 0.003
 
 
 @dataclass(slots=True)
@@ -77,6 +77,7 @@ class IterativeDoor(Door):
         self._lost_slots = LostSlots(args["model_name"], inputs)
         self._endings: list[tuple[Any, Any]] = []  # of this call: response senders and their final responses
         self._to_send: queue.SimpleQueue[list[tuple[Any, Any]] | None] = queue.SimpleQueue()
+        self._next_call = threading.Event()
         self._threads = [
             threading.Thread(target=self._watch_for_silence, name="lost-sequences", daemon=True),
             threading.Thread(target=self._send_endings, name="sender", daemon=True),
@@ -87,6 +88,7 @@ class IterativeDoor(Door):
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Compute one step for the sequences that Triton names."""
+        self._next_call.set()
         with self._call:
             self._num_calls += 1
             self._step(requests)
@@ -94,6 +96,7 @@ class IterativeDoor(Door):
             self._last_call_s = time.monotonic()
             endings, self._endings = self._endings, []
         if endings:
+            self._next_call.clear()
             self._to_send.put(endings)
 
     def finalize(self) -> None:
@@ -185,7 +188,7 @@ class IterativeDoor(Door):
 
     def _send_endings(self) -> None:
         while (endings := self._to_send.get()) is not None:
-            time.sleep(_RELEASE_S)
+            self._next_call.wait(_RELEASE_S)
             for sender, response in endings:
                 try:
                     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
