@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import HealthCheck, settings
 
 # As in an engine process (slipstream.engine.link.engine_environment); read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# A shell starts its background commands with Ctrl-C ignored, and children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "slipstream",
