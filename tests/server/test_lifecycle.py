@@ -81,7 +81,7 @@ def test_unloading_a_model_lets_its_requests_finish_and_loading_brings_it_back(
     """Those that run and those that wait for a seat all get their whole answers."""
     server, triton = spare.server, TritonHttp(spare.server.http_url)
     engine, num_requests = engine_pid(server, "continuous"), SPARE_SEATS + 2
-    sampling = {"max_tokens": 64, "ignore_eos": True}
+    sampling = {"max_tokens": 128, "ignore_eos": True}
     with GrpcStream(server) as stream:
         for number in range(num_requests):
             if number == SPARE_SEATS:
@@ -92,7 +92,7 @@ def test_unloading_a_model_lets_its_requests_finish_and_loading_brings_it_back(
         responses = {response.request_id: response for response in (stream.receive() for _ in range(num_requests))}
     for number, prompt in enumerate(PROMPTS[:num_requests]):
         answer = Answer.of([responses[str(number)].outputs])
-        assert (answer.finish_reason, len(answer.ids)) == ("length", 64)
+        assert (answer.finish_reason, len(answer.ids)) == ("length", 128)
         assert answer.ids[:NUM_GOLDEN] == golden[prompt]
     wait_until(lambda: triton.model_states()["continuous"] == "UNAVAILABLE", "the model is unloaded")
     with pytest.raises(Refused, match="Request for unknown model: 'continuous' has no available versions"):
