@@ -122,19 +122,21 @@ class AsyncSlipstreamClient:
             yield parse_rows(await self._infer(request))[0]
             return
         call = self._stub.ModelStreamInfer(iter([request]), metadata=STATUS_CODE_METADATA, timeout=self._timeout_s)
+        final = False
         try:
+            # To the end of the stream, not only of the answer: see `tensors.is_final`.
             async for message in call:
                 if message.error_message:
                     raise RequestFailed(message.error_message)
                 chunk = parse_rows(message.infer_response)[0]
+                final = chunk.final
                 yield chunk
-                if chunk.final:
-                    return
         except (grpc.RpcError, asyncio.CancelledError) as error:
             await self._raise(error, call)
         finally:
             call.cancel()
-        raise RequestFailed("the server closed the stream before the last response", "UNAVAILABLE")
+        if not final:
+            raise RequestFailed("the server closed the stream before the last response", "UNAVAILABLE")
 
     async def _infer(self, request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:
         call = self._stub.ModelInfer(request, timeout=self._timeout_s)

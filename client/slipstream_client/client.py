@@ -221,6 +221,9 @@ class _OwnStreamResponses:
     def receive(self) -> service_pb2.ModelInferResponse:
         try:
             message = next(self._call, None)
+            if message is not None and is_final(message.infer_response):
+                for _ in self._call:  # to the end of the stream: see `is_final`
+                    pass
         except grpc.RpcError as error:
             raise failure_of(error, self._url) from error
         if message is None:

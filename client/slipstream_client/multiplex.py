@@ -16,6 +16,9 @@ from tritonclient.grpc import service_pb2
 
 from slipstream_client.tensors import RequestFailed, failure_of, is_final
 
+# For a server to end a stream on which nothing runs any more.
+_END_TIMEOUT_S = 2.0
+
 Inbox = SimpleQueue[Any]  # of ModelInferResponse, ended by a final one or by a RequestFailed
 
 
@@ -66,6 +69,7 @@ class _Connection:
         self._inboxes: dict[str, Inbox] = {}
         self._outgoing: SimpleQueue[service_pb2.ModelInferRequest | None] = SimpleQueue()
         self._call: Any = None
+        self._reader = threading.Thread(target=self._read, name="slipstream-responses", daemon=True)
 
     def open(self, request: service_pb2.ModelInferRequest) -> Inbox:
         """Open the stream with its first request, whose inbox hears of it if that fails."""
@@ -73,7 +77,7 @@ class _Connection:
         self._inboxes[request.id] = inbox
         self._outgoing.put(request)
         self._call = self._stub.ModelStreamInfer(self._requests())
-        threading.Thread(target=self._read, name="slipstream-responses", daemon=True).start()
+        self._reader.start()
         return inbox
 
     def add(self, request: service_pb2.ModelInferRequest) -> Inbox | None:
@@ -94,8 +98,13 @@ class _Connection:
 
     def close(self) -> None:
         self._outgoing.put(None)
-        if self._call is not None:  # else Ctrl-C came while it was opened
-            self._call.cancel()
+        if self._call is None:  # Ctrl-C came while it was opened
+            return
+        with self._lock:
+            idle = not self._inboxes
+        if idle and self._reader.is_alive():
+            self._reader.join(_END_TIMEOUT_S)  # to the end of the stream: see `is_final`
+        self._call.cancel()
 
     def _requests(self) -> Iterator[service_pb2.ModelInferRequest]:
         while (request := self._outgoing.get()) is not None:

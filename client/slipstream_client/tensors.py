@@ -219,7 +219,11 @@ class ModelContract:
 
 
 def is_final(response: service_pb2.ModelInferResponse) -> bool:
-    """Whether this is the last response of its request; the answer of plain inference always is."""
+    """Whether this is the last response of its request; the answer of plain inference always is.
+
+    Whoever has it reads on to the end of the stream before leaving. Triton (seen in 24.10) waits for ever for a request
+    whose stream is cancelled right behind its last response, and its model can then not be unloaded any more.
+    """
     if "triton_final_response" not in response.parameters:
         return True
     return response.parameters["triton_final_response"].bool_param

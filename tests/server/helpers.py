@@ -182,9 +182,14 @@ def batch_inputs(prompts: Sequence[str | bytes], samplings: Sequence[bytes]) -> 
 
 
 class GrpcStream:
-    """A gRPC stream of a tritonclient of its own; `cancel` ends it with everything that runs on it."""
+    """A gRPC stream of a tritonclient of its own; `cancel` ends it with everything that runs on it.
+
+    As a context manager it is cancelled only while something runs: Triton (24.10) waits for ever for a request whose
+    stream is cancelled right behind its last response, and its model can then not be unloaded.
+    """
 
     def __init__(self, server: TritonServer) -> None:
+        self._num_sent = self._num_ended = 0
         self._received: queue.SimpleQueue[Response | Refused] = queue.SimpleQueue()
         self._client = triton_grpc.InferenceServerClient(server.grpc_url)
         self._client.start_stream(self._receive)
@@ -203,6 +208,7 @@ class GrpcStream:
         """Send a request; `inputs` replaces the usual ones."""
         if inputs is None:
             inputs = inputs_for(model, prompt, sampling_json(**sampling), stream=stream)
+        self._num_sent += 1
         self._client.async_stream_infer(
             model, list(inputs), request_id=request_id, enable_empty_final_response=empty_final
         )
@@ -248,15 +254,14 @@ class GrpcStream:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
+        if kind is not None and self._num_ended < self._num_sent:
             self.cancel()
         self.close()
 
     def _receive(self, result: triton_grpc.InferResult | None, error: InferenceServerException | None) -> None:
-        if error is not None:
-            self._received.put(Refused(error.message(), _code(error)))
-        else:
-            self._received.put(Response.of(result))
+        received = Refused(error.message(), _code(error)) if error is not None else Response.of(result)
+        self._num_ended += isinstance(received, Refused) or received.final
+        self._received.put(received)
 
 
 def ask(server: TritonServer, model: str, prompt: str | bytes, **sampling: Any) -> Answer:

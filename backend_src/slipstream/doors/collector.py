@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Collection
 
 from slipstream.engine.messages import Output
+from slipstream.errors import Unavailable
 
 
 class Collector:
@@ -15,7 +16,7 @@ class Collector:
         self._news = threading.Condition()
         self._awaited: set[int] = set()
         self._outputs: dict[int, Output] = {}
-        self._failure: Exception | None = None
+        self._failure: str | None = None
 
     def expect(self, ids: Collection[int]) -> None:
         """Say, before submitting, which ids will be answered."""
@@ -30,23 +31,23 @@ class Collector:
                 self._outputs[output.id] = output
                 self._news.notify()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, reason: str) -> None:
         """End the wait: no further answer will come."""
         with self._news:
-            self._failure = error
+            self._failure = reason
             self._news.notify()
 
     def wait(self, while_waiting: Callable[[set[int]], None], interval_s: float) -> dict[int, Output]:
         """All outputs by id, once they are there; meanwhile `while_waiting` is called with the ids still awaited.
 
         Raises:
-            Exception: what `fail` was given.
+            Unavailable: with the reason that `fail` was given.
         """
         while True:
             with self._news:
                 if self._news.wait_for(lambda: not self._awaited or self._failure is not None, interval_s):
                     if self._failure is not None:
-                        raise self._failure
+                        raise Unavailable(self._failure)
                     return self._outputs
                 awaited = set(self._awaited)
             while_waiting(awaited)

@@ -27,7 +27,7 @@ from slipstream.doors.door import (
 from slipstream.doors.fields import RequestFields
 from slipstream.doors.text import Detokenizer, TextCodec
 from slipstream.engine.messages import NewRequest, Output
-from slipstream.errors import InvalidRequest
+from slipstream.errors import InvalidRequest, Unavailable
 
 # Each response is a round trip to the server; two threads overlap them, more gain nothing.
 _NUM_SENDERS = 2
@@ -194,13 +194,13 @@ class ContinuousDoor(Door):
         if answer.push(output):
             self._to_send[output.id % _NUM_SENDERS].put(answer)
 
-    def _fail_all(self, error: Exception) -> None:
+    def _fail_all(self, reason: str) -> None:
         while self._answers:
             try:
                 _, answer = self._answers.popitem()
             except KeyError:
                 return
-            answer.fail(error)
+            answer.fail(Unavailable(reason))
 
     def _send_loop(self, answers: queue.SimpleQueue[Answer | None]) -> None:
         while (answer := answers.get()) is not None:

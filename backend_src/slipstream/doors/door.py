@@ -75,13 +75,13 @@ class Door:
 
     def _on_down(self, reason: str) -> None:
         self._metrics.engine_down()
-        self._fail_all(Unavailable(reason))
+        self._fail_all(reason)
 
     def _on_output(self, output: Output) -> None:
         raise NotImplementedError
 
-    def _fail_all(self, error: Exception) -> None:
-        """Answer everything in flight with an error."""
+    def _fail_all(self, reason: str) -> None:
+        """Answer everything in flight with the reason why the engine is unavailable."""
         raise NotImplementedError
 
     def _read(

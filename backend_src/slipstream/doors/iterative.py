@@ -134,12 +134,17 @@ class IterativeDoor(Door):
                 self._end_with_error(request, error)
             return
         for request, correlation_id, sequence in named:
+            output = outputs[sequence.new.id]
+            # None of these is raised: by its traceback an error would hold the request, and Triton unloads a model only
+            # when nobody holds a rescheduled request any more.
+            ending = output_error(output) or (Cancelled("Request was cancelled") if request.is_cancelled() else None)
+            if ending is not None:
+                self._drop(request, correlation_id, sequence, ending)
+                continue
             try:
-                self._answer(request, correlation_id, sequence, outputs[sequence.new.id])
+                self._answer(request, correlation_id, sequence, output)
             except Exception as error:
-                self._sequences.pop(correlation_id, None)
-                self._link.cancel([sequence.new.id])
-                self._end_with_error(request, error)
+                self._drop(request, correlation_id, sequence, error)
 
     def _start(self, request: Any) -> IterativeSequence:
         text, sampling = read_scalar(request, "text_input"), read_scalar(request, "sampling_parameters")
@@ -157,11 +162,6 @@ class IterativeDoor(Door):
         return self._collector.wait(lambda _: None, interval_s=60.0)
 
     def _answer(self, request: Any, correlation_id: int, sequence: IterativeSequence, output: Output) -> None:
-        error = output_error(output)
-        if error is None and request.is_cancelled():
-            error = Cancelled("Request was cancelled")
-        if error is not None:
-            raise error
         last = output.finish_reason is not None
         sequence.output_ids += output.token_ids
         sequence.held_tokens += len(output.token_ids)
@@ -173,6 +173,12 @@ class IterativeDoor(Door):
         if sequence.held_text:
             request.get_response_sender().send(_response(sequence, output))
         request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+
+    def _drop(self, request: Any, correlation_id: int, sequence: IterativeSequence, error: Exception) -> None:
+        """End a sequence that has not come to its end, here and in the engine."""
+        self._sequences.pop(correlation_id, None)
+        self._link.cancel([sequence.new.id])
+        self._end_with_error(request, error)
 
     def _end_with_error(self, request: Any, error: Exception) -> None:
         """End a sequence with an error; a cancelled one unanswered, by rescheduling it."""
@@ -212,8 +218,8 @@ class IterativeDoor(Door):
     def _on_output(self, output: Output) -> None:
         self._collector.deliver(output)
 
-    def _fail_all(self, error: Exception) -> None:
-        self._collector.fail(error)
+    def _fail_all(self, reason: str) -> None:
+        self._collector.fail(reason)
 
 
 def _response(sequence: IterativeSequence, output: Output) -> Any:

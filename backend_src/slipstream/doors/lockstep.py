@@ -112,5 +112,5 @@ class LockstepDoor(Door):
     def _on_output(self, output: Output) -> None:
         self._collector.deliver(output)
 
-    def _fail_all(self, error: Exception) -> None:
-        self._collector.fail(error)
+    def _fail_all(self, reason: str) -> None:
+        self._collector.fail(reason)

@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from slipstream_client.errors import SlipstreamError
 from slipstream_client.server import tether
 
@@ -40,6 +42,8 @@ class TetheredProcess:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path, output: Path) -> None:
         self.exited = threading.Event()
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
+        self._seen: dict[int, psutil.Process] = {}
+        self._looking = threading.Lock()
         launched: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
         # The tether holds to the thread that starts the process, so this one stays for as long as the process.
         threading.Thread(
@@ -65,14 +69,18 @@ class TetheredProcess:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def process_ids(self) -> list[int]:
-        """Every living process of it: the program itself and all its descendants."""
+        """Every living process of it: the program itself and all its descendants; any thread may ask."""
         mark = self._mark.encode()
-        found = []
-        for environment in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
-                if mark in environment.read_bytes().split(b"\0"):
-                    found.append(int(environment.parent.name))
-        return sorted(found)
+        with self._looking:
+            for environment in Path("/proc").glob("[0-9]*/environ"):
+                pid = int(environment.parent.name)
+                # Ended meanwhile, or another user's.
+                with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                    if pid not in self._seen and mark in environment.read_bytes().split(b"\0"):
+                        self._seen[pid] = psutil.Process(pid)
+            # One that was killed loses its environment at once, and lives on until all its memory is given back.
+            self._seen = {pid: process for pid, process in self._seen.items() if _is_alive(process)}
+            return sorted(self._seen)
 
     def terminate(self) -> None:
         """Ask the program itself to end."""
@@ -116,3 +124,10 @@ class TetheredProcess:
         launched.put(process)
         process.wait()
         self.exited.set()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """Whether it still runs; one that only waits for its parent to notice does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
