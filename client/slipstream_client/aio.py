@@ -11,7 +11,6 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from slipstream_client.tensors import (
-    STATUS_CODE_METADATA,
     Chunk,
     Generation,
     ModelContract,
@@ -121,21 +120,25 @@ class AsyncSlipstreamClient:
         if not contract.decoupled:
             yield parse_rows(await self._infer(request))[0]
             return
-        call = self._stub.ModelStreamInfer(iter([request]), metadata=STATUS_CODE_METADATA, timeout=self._timeout_s)
-        final = False
+        call = self._stub.ModelStreamInfer(iter([request]), timeout=self._timeout_s)
+        ended, failure = False, None
         try:
             # To the end of the stream, not only of the answer: see `tensors.is_final`.
             async for message in call:
                 if message.error_message:
-                    raise RequestFailed(message.error_message)
+                    ended, failure = True, RequestFailed(message.error_message)
+                    continue
                 chunk = parse_rows(message.infer_response)[0]
-                final = chunk.final
+                ended = chunk.final
                 yield chunk
         except (grpc.RpcError, asyncio.CancelledError) as error:
-            await self._raise(error, call)
+            if not (ended and isinstance(error, grpc.RpcError)):
+                await self._raise(error, call)
         finally:
             call.cancel()
-        if not final:
+        if failure is not None:
+            raise failure
+        if not ended:
             raise RequestFailed("the server closed the stream before the last response", "UNAVAILABLE")
 
     async def _infer(self, request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:

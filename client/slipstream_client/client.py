@@ -13,7 +13,6 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from slipstream_client.multiplex import SharedStream
 from slipstream_client.tensors import (
-    STATUS_CODE_METADATA,
     Chunk,
     Generation,
     ModelContract,
@@ -135,7 +134,7 @@ class SlipstreamClient:
             return ChunkStream(request_id, _UnaryResponses(self._stub.ModelInfer.future(request), self.url))
         if contract.takes_cancel:
             return ChunkStream(request_id, _SharedResponses(self, self._shared, request))
-        call = self._stub.ModelStreamInfer(iter([request]), metadata=STATUS_CODE_METADATA)
+        call = self._stub.ModelStreamInfer(iter([request]))
         return ChunkStream(request_id, _OwnStreamResponses(call, self.url))
 
 
@@ -222,8 +221,9 @@ class _OwnStreamResponses:
         try:
             message = next(self._call, None)
             if message is not None and is_final(message.infer_response):
-                for _ in self._call:  # to the end of the stream: see `is_final`
-                    pass
+                with contextlib.suppress(grpc.RpcError):
+                    for _ in self._call:  # to the end of the stream: see `is_final`
+                        pass
         except grpc.RpcError as error:
             raise failure_of(error, self._url) from error
         if message is None:

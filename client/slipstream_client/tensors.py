@@ -23,9 +23,6 @@ from tritonclient.grpc import service_pb2
 
 from slipstream_client.errors import SlipstreamError
 
-# With this header Triton closes a stream with the error's true status code; without it a streamed error is text alone.
-STATUS_CODE_METADATA = (("triton_grpc_error", "true"),)
-
 _RETURN_FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_stats")
 _BYTES_LENGTH = struct.Struct("<I")
 
@@ -33,11 +30,15 @@ _BYTES_LENGTH = struct.Struct("<I")
 class RequestFailed(SlipstreamError):
     """One request was refused or ended early; `text` is the server's, of which the message has the first line.
 
-    `code` is the gRPC name of Triton's status (`INVALID_ARGUMENT`, `UNAVAILABLE`, `CANCELLED`, `INTERNAL`, ...), or
-    `UNKNOWN` where the server sent text alone.
+    `code` is the gRPC name of the status (`INVALID_ARGUMENT`, `UNAVAILABLE`, `CANCELLED`, `INTERNAL`, ...). Our models
+    begin their texts with it, because Triton drops the status of a streamed error; it is `UNKNOWN` where the server
+    sent another text alone. (Triton's header `triton_grpc_error` is no way out: 24.10 then crashes now and then.)
     """
 
     def __init__(self, text: str, code: str = "UNKNOWN") -> None:
+        stated, separator, rest = text.partition(": ")
+        if separator and stated in grpc.StatusCode.__members__:
+            text, code = rest, stated
         # Below the first line stands a Python traceback where a door failed in a way it did not foresee.
         line = text.strip().partition("\n")[0]
         super().__init__(line if code == "UNKNOWN" else f"{line} ({code})")

@@ -32,10 +32,14 @@ class Say:
 
 @dataclass
 class Fail:
-    """An error, which ends the request; `code` is only seen by a client that asked for status codes."""
+    """An error, which ends the request; as in the real models its text begins with the code."""
 
     text: str
     code: grpc.StatusCode = grpc.StatusCode.INTERNAL
+
+    @property
+    def message(self) -> str:
+        return f"{self.code.name}: {self.text}"
 
 
 @dataclass
@@ -132,7 +136,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         said = []
         for step in steps:
             if isinstance(step, Fail):
-                context.abort(step.code, step.text)
+                context.abort(step.code, step.message)
             elif isinstance(step, Wait):
                 self._wait(step, None)
             else:
@@ -143,7 +147,6 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:
         with self._lock:
             self.num_streams += 1
-        status_codes = ("triton_grpc_error", "true") in context.invocation_metadata()
         outgoing: SimpleQueue[Any] = SimpleQueue()
         broken = threading.Event()
         context.add_callback(broken.set)
@@ -196,9 +199,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 total = item
             elif isinstance(item, tuple):
                 request_id, failure = item
-                if status_codes:
-                    context.abort(failure.code, failure.text)
-                message = service_pb2.ModelStreamInferResponse(error_message=failure.text)
+                message = service_pb2.ModelStreamInferResponse(error_message=failure.message)
                 message.infer_response.id = request_id
                 yield message
             else:

@@ -126,7 +126,7 @@ def test_a_failure_is_one_line_and_exits_with_1(
     assert run_main(monkeypatch, "hello", "--url", triton.url) == 1
     output = capsys.readouterr()
     assert output.out == " 1\n"
-    assert output.err == "slipstream: engine is down\n"
+    assert output.err == "slipstream: engine is down (INTERNAL)\n"
 
 
 @pytest.mark.parametrize("arguments", [["--batcher", "continuous"], ["--batcher", "iterative"], ["--no-stream"]])

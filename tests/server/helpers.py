@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import numpy as np
 import psutil
 import tritonclient.grpc as triton_grpc
@@ -67,7 +68,7 @@ class Spare:
 
 
 class Refused(Exception):
-    """An error that the server answered with; over a gRPC stream there is a text and no code."""
+    """An error that the server answered with; without a code where Triton itself refused a streamed request."""
 
     def __init__(self, text: str, code: str | None = None) -> None:
         super().__init__(f"{text} ({code})")
@@ -259,7 +260,7 @@ class GrpcStream:
         self.close()
 
     def _receive(self, result: triton_grpc.InferResult | None, error: InferenceServerException | None) -> None:
-        received = Refused(error.message(), _code(error)) if error is not None else Response.of(result)
+        received = _refused(error) if error is not None else Response.of(result)
         self._num_ended += isinstance(received, Refused) or received.final
         self._received.put(received)
 
@@ -291,7 +292,7 @@ def infer(server: TritonServer, model: str, inputs: Sequence[triton_grpc.InferIn
         try:
             response = Response.of(client.infer(model, list(inputs)))
         except InferenceServerException as error:
-            raise Refused(error.message(), _code(error)) from error
+            raise _refused(error) from error
     return [Answer.of([response.outputs], row) for row in range(len(response.outputs["text_output"]))]
 
 
@@ -300,9 +301,14 @@ def ask_batch(server: TritonServer, prompts: Sequence[str], samplings: Sequence[
     return infer(server, "static", batch_inputs(prompts, samplings))
 
 
-def _code(error: InferenceServerException) -> str | None:
-    status = error.status()
-    return status.removeprefix("StatusCode.") if status else None
+def _refused(error: InferenceServerException) -> Refused:
+    """The error with the code that its text begins with, which must be that of the call where that has one."""
+    status, text = (error.status() or "").removeprefix("StatusCode."), error.message()
+    code, separator, rest = text.partition(": ")
+    if not separator or code not in grpc.StatusCode.__members__:
+        return Refused(text, status or None)
+    assert status in ("", code), f"{status} is not the code of {text!r}"
+    return Refused(rest, code)
 
 
 def generate_body(model: str, prompt: str, *, stream: bool = False, **sampling: Any) -> dict[str, Any]:

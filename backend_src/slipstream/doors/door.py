@@ -21,8 +21,14 @@ from slipstream.engine.messages import NewRequest, Output, RequestStats, Update
 from slipstream.errors import Cancelled, InvalidRequest, Unavailable
 from slipstream.models.store import resolve
 
-# By name: Triton fills its module in only after this one has been imported.
-_CODES: dict[type[Exception], str] = {InvalidRequest: "INVALID_ARG", Unavailable: "UNAVAILABLE", Cancelled: "CANCELLED"}
+# By their names in gRPC; what was not foreseen is INTERNAL.
+_CODES: dict[type[Exception], str] = {
+    InvalidRequest: "INVALID_ARGUMENT",
+    Unavailable: "UNAVAILABLE",
+    Cancelled: "CANCELLED",
+}
+# Where Triton has a name of its own.
+_TRITON_CODES = {"INVALID_ARGUMENT": "INVALID_ARG"}
 _ERRORS = {
     messages.INVALID: InvalidRequest,
     messages.UNAVAILABLE: Unavailable,
@@ -170,6 +176,13 @@ def output_error(output: Output) -> Exception | None:
 
 
 def error_response(error: Exception) -> Any:
-    """An inference response that carries an error with Triton's code for it; what was not foreseen is INTERNAL."""
-    code = getattr(pb_utils.TritonError, _CODES.get(type(error), "INTERNAL"))
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error) or type(error).__name__, code))
+    """An inference response that carries an error with its status code.
+
+    The text begins with the code as well: Triton keeps only the text of an error on a gRPC stream or of an event over
+    HTTP, and answers every other error over HTTP with status 400.
+    """
+    code = _CODES.get(type(error), "INTERNAL")
+    # Looked up here, since Triton fills its module in only after this one has been imported.
+    triton_code = getattr(pb_utils.TritonError, _TRITON_CODES.get(code, code))
+    text = f"{code}: {error}" if str(error) else f"{code}: {type(error).__name__}"
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, triton_code))
