@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Protocol
 
 import torch
@@ -27,9 +26,7 @@ class PackedFp16Linear:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch announces that its quantized namespace will move
-            self._packed = torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), bias)
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), bias)
         self._multiply = torch.ops.quantized.linear_dynamic_fp16
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,8 @@ One forward pass takes the rows of a whole batch, prompt chunks and single decod
 from __future__ import annotations
 
 import math
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,11 +66,14 @@ class LlamaModel:
         device, dtype = kernels.device, compute_dtype(storage)
         embedding = checkpoint.get("model.embed_tokens.weight")
         head = embedding if config.tie_word_embeddings else checkpoint.get("lm_head.weight")
-        self.lm_head = make_linear(head, None, storage, device)
         # Looked up by row, so its storage costs memory, not time.
         self._embedding = embedding.to(device, torch.float16 if storage == "fp16" else dtype)  # [vocab, hidden]
         self._final_norm = checkpoint.get("model.norm.weight").to(device, dtype)
-        self.layers = [self._load_layer(checkpoint, index, dtype) for index in range(config.num_layers)]
+        with warnings.catch_warnings(), ThreadPoolExecutor() as pool:  # packing is most of a start, on one core each
+            warnings.simplefilter("ignore")  # torch announces that its quantized namespace will move
+            lm_head = pool.submit(make_linear, head, None, storage, device)
+            layers = pool.map(lambda index: self._load_layer(checkpoint, index, dtype), range(config.num_layers))
+            self.lm_head, self.layers = lm_head.result(), list(layers)
         self._cos, self._sin = rotary_tables(config.rope, config.head_dim, max_model_len, device)
 
     def allocate_cache(self, num_blocks: int) -> None:
