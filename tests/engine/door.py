@@ -22,6 +22,7 @@ class Door:
     def __init__(self, config: EngineConfig, directory: Path) -> None:
         self.outputs: dict[int, list[Output]] = {}
         self.stats: list[EngineStats] = []
+        self.published: list[EngineStats] = []
         self.downs: list[str] = []
         self.directory = directory
         self._name = config.name
@@ -36,6 +37,8 @@ class Door:
                 self.outputs.setdefault(output.id, []).append(output)
             if update.stats is not None:
                 self.stats.append(update.stats)
+            if update.published is not None:
+                self.published.append(update.published)
             self._news.notify_all()
 
     def _take_down(self, reason: str) -> None:

@@ -121,8 +121,10 @@ def test_a_door_that_leaves_takes_its_requests_with_it(serve: Any, runner: Gated
     door, leaving = server.open(), server.open()
     leaving.link.submit([new_request(number, PROMPTS[1], max_tokens=100) for number in range(4)])
     runner.wait_until_a_step_has_begun()
-    leaving.link.close()
+    closing = threading.Thread(target=leaving.link.close)  # which returns when the engine has said its last
+    closing.start()
     runner.let()
+    closing.join(PATIENCE_S)
     wait_until(lambda: door.status()["doors"] == 1, "the engine notices that a door has left")
     status = door.status()
     assert (status["running"], status["waiting"], status["kv_blocks_used"]) == (0, 0, 0)
@@ -146,6 +148,21 @@ def test_the_leading_door_learns_how_the_engine_fares(serve: Any, runner: GatedR
     assert next_door.stats == []
     leader.link.close()
     next_door.wait_for(lambda: next_door.stats and next_door.stats[-1].generation_tokens == 8 * len(PROMPTS))
+
+
+def test_a_leader_that_leaves_has_seen_all_that_the_next_door_takes_as_published(
+    serve: Any, runner: GatedRunner
+) -> None:
+    server = serve(runner)
+    leader, next_door = server.open(), server.open()
+    next_door.ask(0, PROMPTS[0], max_tokens=200)
+    runner.let()
+    next_door.wait_for(lambda: len(next_door.tokens(0)) > 50)
+    leader.link.close()
+    assert len(next_door.answer(0)) == 200
+    next_door.wait_for(lambda: next_door.stats[-1].generation_tokens == 200)
+    assert next_door.published == [leader.stats[-1]]
+    assert 50 < leader.stats[-1].generation_tokens <= 200
 
 
 def test_a_door_that_fails_over_some_news_still_gets_the_next(
@@ -229,11 +246,11 @@ def test_refused_requests_leave_those_beside_them_their_answer(serve: Any, runne
 
 def test_a_full_queue_is_told_as_unavailable(serve: Any, runner: GatedRunner) -> None:
     door = serve(runner, max_num_seqs=1, max_queued_requests=2).open()
-    door.link.submit([new_request(number, PROMPTS[number]) for number in range(3)])
-    assert door.end_of(2).error_kind == messages.UNAVAILABLE
-    assert "the queue is full: 2 requests wait" in str(door.end_of(2).error)
+    door.link.submit([new_request(number, PROMPTS[number]) for number in range(4)])
+    assert door.end_of(3).error_kind == messages.UNAVAILABLE
+    assert "the queue is full: 2 requests wait" in str(door.end_of(3).error)
     runner.let()
-    assert [door.answer(number) for number in (0, 1)] == [expected(PROMPTS[0]), expected(PROMPTS[1])]
+    assert [door.answer(number) for number in range(3)] == [expected(prompt) for prompt in PROMPTS[:3]]
 
 
 def test_a_failed_step_is_told_with_its_reason(serve: Any) -> None:

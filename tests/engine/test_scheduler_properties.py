@@ -206,7 +206,8 @@ def submit(observed: ObservedEngine, scenario: Scenario, number: int, arrival: A
         or needed > scenario.num_blocks * BLOCK_SIZE
         or (not scenario.chunked_prefill and arrival.prompt > observed.runner.token_budget)
     )
-    not_now = len(scheduler.waiting) >= scenario.max_queued_requests or (
+    free_seats = scenario.seats - len(scheduler.running)
+    not_now = len(scheduler.waiting) - free_seats >= scenario.max_queued_requests or (
         len(scheduler.waiting) > 0 and queued + arrival.prompt > scenario.max_queued_tokens
     )
     refusal = observed.add(request)

@@ -10,18 +10,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from helpers import (
-    ENGINES,
-    NUM_GOLDEN,
-    PROMPTS,
-    SPARE_QUEUE,
-    SPARE_SEATS,
-    Spare,
-    ask,
-    engine_pids,
-    is_alive,
-    wait_until_at_rest,
-)
+from helpers import ENGINES, NUM_GOLDEN, PROMPTS, SPARE_QUEUE, SPARE_SEATS, Spare, ask
+from observing import engine_pids, is_alive, wait_until_at_rest
 from slipstream.models.store import resolve
 from slipstream_client.server.tritonserver import TritonServer
 

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tokenizers import Tokenizer
 
-from helpers import MODELS, PROMPTS, Answer, ask, ask_batch, engine_status, sampling_json
+from helpers import MODELS, PROMPTS, Answer, ask, ask_batch, sampling_json
+from observing import engine_status
 from slipstream_client.aio import AsyncSlipstreamClient
 from slipstream_client.server.tritonserver import TritonServer
 

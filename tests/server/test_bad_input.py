@@ -29,8 +29,8 @@ from helpers import (
     post,
     sampling_json,
     text_tensor,
-    wait_for_gauge,
 )
+from observing import wait_for_gauge
 from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server

@@ -18,7 +18,6 @@ from helpers import (
     PROMPTS,
     STREAMING,
     GrpcStream,
-    Metrics,
     Refused,
     ask,
     events_of,
@@ -27,10 +26,8 @@ from helpers import (
     generate_body,
     inputs_for,
     sampling_json,
-    wait_for_gauge,
-    wait_until,
-    wait_until_at_rest,
 )
+from observing import Metrics, wait_for_gauge, wait_until, wait_until_at_rest
 from slipstream_client.aio import AsyncSlipstreamClient
 from slipstream_client.client import SlipstreamClient
 from slipstream_client.server.tritonserver import TritonServer

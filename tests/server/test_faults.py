@@ -5,37 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from fault_helpers import refusal, refused_at_once
-from helpers import (
-    LONG,
-    PROMPTS,
-    SPARE_QUEUE,
-    SPARE_SEATS,
-    Answer,
-    GrpcStream,
-    Metrics,
-    Refused,
-    Spare,
-    ask,
-    engine_pid,
-    is_alive,
-    wait_for_gauge,
-    wait_until,
-    wait_until_at_rest,
-)
-from slipstream_client.server.tritonserver import TritonServer
+from helpers import LONG, PROMPTS, SPARE_QUEUE, SPARE_SEATS, Answer, GrpcStream, Refused, Spare, ask
+from observing import Metrics, engine_pid, wait_for_gauge, wait_until, wait_until_at_rest
 
 pytestmark = pytest.mark.server
 
 # For the backoff, and for a machine that is busier now than it was at the first start.
 RECOVERY_MARGIN_S = 5.0
-# From the end of tritonserver to that of the stub, which looks once a second, and of the engine after its grace.
-ORPHAN_MARGIN_S = 8.0
 NUM_TOKENS = 12
 
 
@@ -179,20 +160,3 @@ def test_a_burst_beyond_the_queue_is_refused_and_the_accepted_requests_finish(sp
     assert len(answers) >= SPARE_QUEUE
     assert {tuple(Answer.of([answer.outputs]).ids) for answer in answers} == {tuple(expected)}
     wait_until_at_rest(server, ["continuous"])
-
-
-def test_nothing_outlives_a_tritonserver_that_was_killed(start_server: Callable[..., TritonServer]) -> None:
-    grace_s = 1
-    server = start_server("continuous", SLIPSTREAM_GRACE_SECONDS=str(grace_s))
-    streams = [GrpcStream(server).send("continuous", PROMPTS[number], **LONG) for number in range(4)]
-    for stream in streams:
-        stream.receive()
-    engine, processes = engine_pid(server, "continuous"), server.process_ids()
-    assert {engine, server.pid} < set(processes)
-    assert len(processes) >= 3, "tritonserver, stub and engine"
-    os.kill(server.pid, signal.SIGKILL)
-    for stream in streams:
-        with pytest.raises(Refused):
-            stream.collect()
-    wait_until(lambda: not server.process_ids(), "no process of the server is left", grace_s + ORPHAN_MARGIN_S)
-    assert not any(is_alive(pid) for pid in processes)

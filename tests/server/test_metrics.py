@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from helpers import (
-    PROMPTS,
-    GrpcStream,
-    Metrics,
-    Refused,
-    ask,
-    ask_batch,
-    engine_status,
-    generate,
-    sampling_json,
-    wait_until_at_rest,
-)
+from helpers import PROMPTS, GrpcStream, Refused, ask, ask_batch, generate, sampling_json
+from observing import Metrics, engine_status, wait_until_at_rest
 from slipstream_client import control
 from slipstream_client.server.tritonserver import TritonServer
 

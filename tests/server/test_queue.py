@@ -7,15 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from helpers import (
-    PROMPTS,
-    SPARE_SEATS,
-    GrpcStream,
-    Refused,
-    Spare,
-    ask,
-    wait_for_gauge,
-)
+from helpers import PROMPTS, SPARE_SEATS, GrpcStream, Refused, Spare, ask
+from observing import wait_for_gauge
 from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server

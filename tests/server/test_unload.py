@@ -1,79 +1,94 @@
-"""Unloading a model through the repository API while it has requests in flight."""
+"""Unloading and loading models through the repository API while they have requests in flight."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from helpers import (
-    PROMPTS,
-    GrpcStream,
-    Refused,
-    Spare,
-    ask,
-    engine_pid,
-    inputs_for,
-    is_alive,
-    post,
-    sampling_json,
-    wait_for_gauge,
-    wait_until,
-)
+from helpers import NUM_GOLDEN, PROMPTS, SPARE_SEATS, Answer, GrpcStream, Refused, Spare, ask
+from observing import Metrics, engine_pid, gauges, is_alive, wait_until, wait_until_at_rest
 from slipstream_client.server.triton_http import TritonHttp
 from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server
 
 
-def unload(server: TritonServer, model: str) -> None:
-    status, text = post(server, f"repository/models/{model}/unload")
-    assert status == 200, text
+def unload_and_wait(server: TritonServer, model: str) -> None:
+    triton = TritonHttp(server.http_url)
+    triton.unload(model, timeout_s=30)
+    wait_until(lambda: triton.model_states()[model] == "UNAVAILABLE", f"{model} is unloaded")
 
 
-def load(server: TritonServer, model: str) -> None:
-    status, text = post(server, f"repository/models/{model}/load", timeout_s=120)
-    assert status == 200, text
-
-
-def wait_until_unloaded(server: TritonServer, model: str) -> None:
-    http = TritonHttp(server.http_url)
-    wait_until(lambda: http.model_states()[model] == "UNAVAILABLE", f"{model} is unloaded")
-
-
-@pytest.mark.parametrize("model", ["dynamic", "iterative"])
-def test_requests_in_flight_finish_and_the_model_can_be_loaded_again(
-    spare: Spare, golden: dict[str, list[int]], model: str
+def test_requests_in_flight_finish_and_the_models_can_be_loaded_again(
+    spare: Spare, golden: dict[str, list[int]]
 ) -> None:
-    server = spare.server
-    pid = engine_pid(server, model)
-    with GrpcStream(server) as first, GrpcStream(server) as second:
-        streams = {PROMPTS[0]: first, PROMPTS[1]: second}
-        for prompt, stream in streams.items():
-            stream.send(model, inputs=inputs_for(model, prompt, sampling_json(max_tokens=16)))
-        wait_for_gauge(server, model, "requests_running", 2)
-        unload(server, model)
-        for prompt, stream in streams.items():
-            assert stream.answer().ids == golden[prompt]
-    wait_until_unloaded(server, model)
-    with pytest.raises(Refused, match="has no available versions"):
-        ask(server, model, PROMPTS[0], max_tokens=1)
-    wait_until(lambda: not is_alive(pid), "its engine ends after its last door")
-    load(server, model)
-    assert engine_pid(server, model) != pid
-    assert ask(server, model, PROMPTS[0], max_tokens=8).ids == golden[PROMPTS[0]][:8]
+    """Those that run and, in the continuous engine, those that wait for a seat: all get their whole answers."""
+    server, triton = spare.server, TritonHttp(spare.server.http_url)
+    num_requests = {"continuous": SPARE_SEATS + 2, "dynamic": 2, "iterative": 2}
+    engines = {model: engine_pid(server, model) for model in num_requests}
+    streams: dict[str, GrpcStream] = {}
+    for model, number in num_requests.items():
+        streams[model] = GrpcStream(server)
+        for index in range(number):
+            sampling = {"max_tokens": 64, "ignore_eos": True}
+            streams[model].send(model, PROMPTS[index], request_id=str(index), stream=False, **sampling)
+    wait_until(lambda: gauges(server) == (SPARE_SEATS, 2), "all seats are taken and two requests wait")
+    for model in ("dynamic", "iterative"):
+        wait_until(lambda model=model: gauges(server, model) == (2, 0), f"both requests of {model} run")
+    for model in num_requests:
+        triton.unload(model, timeout_s=30)
+    for model, number in num_requests.items():
+        answers = answers_by_id(streams[model], number)
+        streams[model].close()
+        for index, prompt in enumerate(PROMPTS[:number]):
+            answer = answers[str(index)]
+            assert (answer.finish_reason, len(answer.ids)) == ("length", 64)
+            assert answer.ids[:NUM_GOLDEN] == golden[prompt]
+    for model, engine in engines.items():
+        wait_until(lambda model=model: triton.model_states()[model] == "UNAVAILABLE", f"{model} is unloaded")
+        with pytest.raises(Refused, match=f"Request for unknown model: '{model}' has no available versions"):
+            ask(server, model, PROMPTS[0], max_tokens=1)
+        wait_until(lambda engine=engine: not is_alive(engine), "the engine has ended after its grace of a second", 6)
+        assert not (server.runtime_dir / f"{model}.zmq").exists()
+        assert Metrics(server).samples("slipstream_engine_up", model=model) in ([], [0.0])
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda model: triton.load(model, timeout_s=120), engines))
+    for model, engine in engines.items():
+        assert ask(server, model, PROMPTS[0], max_tokens=NUM_GOLDEN).ids == golden[PROMPTS[0]]
+        assert engine_pid(server, model) != engine
 
 
-def test_a_model_whose_engine_has_another_door_comes_and_goes_without_it(
+def answers_by_id(stream: GrpcStream, number: int) -> dict[str, Answer]:
+    """The answers to all requests of a stream, each joined from its responses."""
+    responses: dict[str, list] = {}
+    while number:
+        response = stream.receive()
+        responses.setdefault(response.request_id, []).append(response.outputs)
+        number -= response.final
+    return {request_id: Answer.of(outputs) for request_id, outputs in responses.items()}
+
+
+def test_of_two_doors_of_an_engine_either_may_leave_and_nothing_counts_twice(
     server: TritonServer, golden: dict[str, list[int]]
 ) -> None:
-    """The engine, and what runs on it for the other model, does not notice."""
-    pid = engine_pid(server, "continuous")
-    with GrpcStream(server) as stream:
-        stream.send("continuous", PROMPTS[0], max_tokens=200, ignore_eos=True)
-        responses = [stream.receive()]
-        unload(server, "continuous_unary")
-        wait_until_unloaded(server, "continuous_unary")
-        load(server, "continuous_unary")
-        assert ask(server, "continuous_unary", PROMPTS[1], max_tokens=4).ids == golden[PROMPTS[1]][:4]
-        responses += stream.collect()
-    assert sum(response.outputs["num_output_tokens"][0] for response in responses) == 200
+    """One of them publishes the engine's metrics; the engine, and what runs on it for the other, notices nothing."""
+    pid, triton = engine_pid(server, "continuous"), TritonHttp(server.http_url)
+    counted = Metrics(server).value("generation_tokens_total", "continuous")
+    for leaving, staying in (("continuous", "continuous_unary"), ("continuous_unary", "continuous")):
+        with ThreadPoolExecutor() as pool:
+            running = pool.submit(ask, server, staying, PROMPTS[0], max_tokens=120, ignore_eos=True)
+            wait_until(lambda: gauges(server) == (1, 0), f"the request of {staying} runs")
+            unload_and_wait(server, leaving)
+            assert ask(server, staying, PROMPTS[1], max_tokens=4).ids == golden[PROMPTS[1]][:4]
+            triton.load(leaving, timeout_s=60)
+            assert ask(server, leaving, PROMPTS[2], max_tokens=4).ids == golden[PROMPTS[2]][:4]
+            answer = running.result()
+        assert answer.ids[:NUM_GOLDEN] == golden[PROMPTS[0]]
+        assert len(answer.ids) == 120
+        counted += 120 + 4 + 4
+        wait_until_at_rest(server, ["continuous"])
+        assert Metrics(server).value("generation_tokens_total", "continuous") == counted
+        assert Metrics(server).value("engine_up", "continuous") == 1
     assert engine_pid(server, "continuous") == pid

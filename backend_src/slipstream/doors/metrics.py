@@ -53,7 +53,7 @@ class MetricsPublisher:
         self._pending: EngineStats | None = None
         self._down = False
         self._changed = threading.Condition()
-        self._closing = False
+        self._closing = self._closed = False
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
 
@@ -62,6 +62,9 @@ class MetricsPublisher:
         with self._changed:
             if published is not None:
                 self._published = published
+            if self._closed:
+                self._add_counters(stats)
+                return
             peak = self._pending.kv_blocks_peak if self._pending else 0
             self._pending = stats
             stats.kv_blocks_peak = max(stats.kv_blocks_peak, peak)
@@ -75,11 +78,18 @@ class MetricsPublisher:
             self._changed.notify()
 
     def close(self) -> None:
-        """Leave the gauges at zero, since Triton keeps them; a door that leads next publishes them anew."""
+        """Leave the gauges at zero, since Triton keeps them; a door that leads next publishes them anew.
+
+        What is reported from now on is still counted.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join(timeout=5)
+        with self._changed:
+            self._closed = True
+            if self._pending is not None:
+                self._add_counters(self._pending)
 
     def _run(self) -> None:
         while True:
@@ -95,7 +105,6 @@ class MetricsPublisher:
             if stats is not None:
                 self._set_gauges(stats, up=1)
                 self._add_counters(stats)
-                self._published = stats
         if self._metrics:
             self._set_gauges(EngineStats(), up=0)
 
@@ -118,6 +127,7 @@ class MetricsPublisher:
             self._metric(name).increment(getattr(stats, field) - getattr(self._published, field))
         for reason, count in stats.finished.items():
             self._metric(_FINISHED, reason).increment(count - self._published.finished.get(reason, 0))
+        self._published = stats
 
     def _metric(self, name: str, reason: str = "") -> pb_utils.Metric:
         key = (name, reason)

@@ -28,7 +28,7 @@ import zmq
 
 from slipstream.config import EngineConfig
 from slipstream.engine.control import receive_message, send_message
-from slipstream.engine.messages import Cancel, Command, EngineInfo, NewRequest, Submit, Update
+from slipstream.engine.messages import Cancel, Command, EngineInfo, Leave, NewRequest, Submit, Update
 from slipstream.errors import ConfigError, SlipstreamError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -107,6 +107,7 @@ class EngineLink:
             return
         self._closing = True
         os.write(self._wake_writer, b".")
+        # Until the engine's last update; the time is for one that hangs.
         if self._thread.is_alive():
             self._thread.join(timeout=10)
         self._down_reason = "the door has left it"
@@ -156,16 +157,19 @@ class EngineLink:
         while True:
             ready = dict(poller.poll())
             if session.messages in ready:
-                self._tell(self._on_update, decoder.decode(session.messages.recv()))
+                update = decoder.decode(session.messages.recv())
+                self._tell(self._on_update, update)
+                if update.last:
+                    return
             elif session.control.fileno() in ready:
                 # Nothing is ever said here after the greeting: this is the engine's end-of-file.
                 return
             if self._wake_reader in ready:
                 os.read(self._wake_reader, 4096)
-                if self._closing:
-                    return
                 while self._queue:
                     session.messages.send(msgspec.msgpack.encode(self._queue.popleft()))
+                if self._closing:
+                    session.messages.send(msgspec.msgpack.encode(Leave()))
 
     def _tell(self, door: Callable[[_News], None], news: _News) -> None:
         """Hand news over; a door that fails over some of it still gets the next."""

@@ -39,7 +39,11 @@ class Cancel(msgspec.Struct, tag=True):
     ids: list[int]
 
 
-Command = Submit | Cancel
+class Leave(msgspec.Struct, tag=True):
+    """The door's last word; the engine answers it with the last update."""
+
+
+Command = Submit | Cancel | Leave
 
 
 class RequestStats(msgspec.Struct):
@@ -76,6 +80,20 @@ class Output(msgspec.Struct):
     error_kind: str | None = None
     stats: RequestStats | None = None
 
+    @classmethod
+    def news_of(cls, request: Request, error_kind: str) -> Output:
+        """What has not been reported of a request yet; reported herewith."""
+        output = request.token_ids[request.num_prompt_tokens :]
+        new, request.num_reported = output[request.num_reported :], len(output)
+        return cls(
+            id=request.key[1],
+            token_ids=new,
+            finish_reason=request.finish_reason,
+            error=request.error,
+            error_kind=error_kind if request.error is not None else None,
+            stats=RequestStats.of(request) if request.finished else None,
+        )
+
 
 class EngineStats(msgspec.Struct):
     """Gauges of now and counters since the engine's start."""
@@ -99,12 +117,14 @@ class EngineStats(msgspec.Struct):
 class Update(msgspec.Struct):
     """What one step means for one door; `stats` goes to the leading door alone, at a low rate.
 
-    `published` comes with the first stats of a door that takes over the lead: what the one before has published.
+    `published` comes with the first stats of a door that takes over the lead: what the one before has published. After
+    the `last` update nothing more comes, so a door that leads and leaves has published all that the next relies on.
     """
 
     outputs: list[Output]
     stats: EngineStats | None = None
     published: EngineStats | None = None
+    last: bool = False
 
 
 class EngineInfo(msgspec.Struct, kw_only=True):

@@ -24,7 +24,7 @@ import zmq
 from slipstream.config import EngineConfig
 from slipstream.engine import messages
 from slipstream.engine.control import Connection, ControlSocket
-from slipstream.engine.messages import Cancel, Command, EngineInfo, NewRequest, Output, RequestStats
+from slipstream.engine.messages import Cancel, Command, EngineInfo, Leave, NewRequest, Output
 from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, Request
 from slipstream.engine.server_watch import ServerWatch, kill_doors
 from slipstream.errors import InvalidRequest, Unavailable
@@ -227,7 +227,7 @@ class EngineProcess:
         connection.send({"type": "ready", "info": msgspec.to_builtins(info)})
 
     def _part(self, connection: Connection) -> None:
-        """A peer is gone; a door takes its requests with it."""
+        """A peer is gone."""
         self._poller.unregister(connection.socket.fileno())
         self._control.drop(connection)
         if connection in self._greetings:
@@ -235,11 +235,18 @@ class EngineProcess:
         if connection in self._drainers:
             self._drainers.remove(connection)
         if connection.identity in self._doors:
-            del self._doors[connection.identity]
-            self._engine.abort([key for key in self._engine.requests if key[0] == connection.identity])
-            self._stats_due = 0.0
-            self._report([])
+            self._lose_door(connection.identity)
+
+    def _lose_door(self, identity: bytes) -> None:
+        """A door takes its requests with it; where it has said that it leaves, it is told how the engine fares now."""
+        self._engine.abort([key for key in self._engine.requests if key[0] == identity])
+        farewell = self._news_for_leader([]) if identity == next(iter(self._doors)) else messages.Update([])
+        farewell.last = True
+        self._send(identity, farewell)
+        del self._doors[identity]
         self._alone_since = time.monotonic()
+        self._stats_due = 0.0
+        self._report([])
 
     def _status(self) -> dict[str, Any]:
         status: dict[str, Any] = {
@@ -296,7 +303,10 @@ class EngineProcess:
             except zmq.Again:
                 return
             command = self._decoder.decode(payload)
-            if isinstance(command, Cancel):
+            if isinstance(command, Leave):
+                if identity in self._doors:
+                    self._lose_door(identity)
+            elif isinstance(command, Cancel):
                 keys = [(identity, id_) for id_ in command.ids]
                 self._report(self._engine.abort(keys, FINISH_CANCELLED, "Request was cancelled"), messages.CANCELLED)
             elif not command.requests and not command.advance:
@@ -342,33 +352,24 @@ class EngineProcess:
         by_door: dict[bytes, list[Output]] = defaultdict(list)
         for request in changed:
             if request.finished or request.stream:
-                by_door[request.key[0]].append(_output(request, error_kind))
+                by_door[request.key[0]].append(Output.news_of(request, error_kind))
         leader = next(iter(self._doors), None)
         now = time.monotonic()
         if leader is not None and (now >= self._stats_due or not self._engine.has_work):
             self._stats_due = now + _STATS_INTERVAL_S
-            published = self._last_stats if leader != self._last_leader else None
-            self._last_leader, self._last_stats = leader, self._engine.stats()
-            self._send(leader, messages.Update(by_door.pop(leader, []), self._last_stats, published))
+            self._send(leader, self._news_for_leader(by_door.pop(leader, [])))
         for identity, outputs in by_door.items():
             self._send(identity, messages.Update(outputs))
 
+    def _news_for_leader(self, outputs: list[Output]) -> messages.Update:
+        """With how the engine fares, and for a new leader what the one before has published."""
+        leader = next(iter(self._doors))
+        published = self._last_stats if leader != self._last_leader else None
+        self._last_leader, self._last_stats = leader, self._engine.stats()
+        return messages.Update(outputs, self._last_stats, published)
+
     def _send(self, identity: bytes, update: messages.Update) -> None:
         self._commands.send_multipart([identity, self._encoder.encode(update)], zmq.NOBLOCK)
-
-
-def _output(request: Request, error_kind: str) -> Output:
-    """What has not been reported of a request yet."""
-    output = request.token_ids[request.num_prompt_tokens :]
-    new, request.num_reported = output[request.num_reported :], len(output)
-    return Output(
-        id=request.key[1],
-        token_ids=new,
-        finish_reason=request.finish_reason,
-        error=request.error,
-        error_kind=error_kind if request.error is not None else None,
-        stats=RequestStats.of(request) if request.finished else None,
-    )
 
 
 def main() -> None:

@@ -43,10 +43,10 @@ class ContinuousScheduler(BatchingPolicy):
                 f"the prompt has {request.num_tokens} tokens; without chunked_prefill at most "
                 f"max_num_batched_tokens = {self._token_budget} are computed in one step"
             )
-        if len(self.waiting) >= self._max_queued_requests:
-            raise Unavailable(
-                f"the queue is full: {len(self.waiting)} requests wait, max_queued_requests allows no more"
-            )
+        # As many as there are free seats are only passing through.
+        queued = len(self.waiting) - (self._max_num_seqs - len(self.running))
+        if queued >= self._max_queued_requests:
+            raise Unavailable(f"the queue is full: {queued} requests wait, max_queued_requests allows no more")
         if self.waiting and self._queued_tokens + request.num_tokens > self._max_queued_tokens:
             raise Unavailable(
                 f"the queue is full: {self._queued_tokens} tokens wait, {request.num_tokens} more would exceed "

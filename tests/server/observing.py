@@ -1,0 +1,104 @@
+"""What tests ask of a server besides its answers: its metrics, its engines and their processes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import psutil
+
+from helpers import ENGINES
+from slipstream_client import control
+from slipstream_client.server.tritonserver import TritonServer
+
+_GAUGES_AT_REST = (
+    "slipstream_requests_running",
+    "slipstream_requests_waiting",
+    "slipstream_kv_blocks_used",
+    "slipstream_kv_cache_usage",
+)
+
+
+class Metrics:
+    """One reading of the metrics endpoint."""
+
+    def __init__(self, server: TritonServer) -> None:
+        connection = http.client.HTTPConnection(server.metrics_url, timeout=10)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        self._samples = [
+            (name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value))
+            for name, labels, value in re.findall(r"^(\w+)\{([^}]*)\} (\S+)$", text, re.MULTILINE)
+        ]
+
+    def samples(self, name: str, **labels: str) -> list[float]:
+        """The values of all samples of that name which have these labels."""
+        return [
+            value
+            for sample, sample_labels, value in self._samples
+            if sample == name and labels.items() <= sample_labels.items()
+        ]
+
+    def value(self, name: str, engine: str, **labels: str) -> float:
+        """A metric of one engine; one that was never counted is 0."""
+        return sum(self.samples(f"slipstream_{name}", model=engine, **labels))
+
+    def finished(self, engine: str, reason: str) -> float:
+        return self.value("requests_finished_total", engine, reason=reason)
+
+    def at_rest(self, engine: str) -> bool:
+        """All gauges of what runs and waits are there, and 0."""
+        return all(self.samples(gauge, model=engine) == [0.0] for gauge in _GAUGES_AT_REST)
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+    """Poll until the condition holds and return what it gave; `what` says in words what was waited for."""
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.02)
+    return result
+
+
+def wait_for_gauge(server: TritonServer, engine: str, name: str, value: float, seconds: float = 30.0) -> None:
+    wait_until(lambda: Metrics(server).value(name, engine) == value, f"{name} of {engine} is {value:g}", seconds)
+
+
+def gauges(server: TritonServer, engine: str = "continuous") -> tuple[float, float]:
+    """How many requests of an engine run and how many wait, at one moment."""
+    metrics = Metrics(server)
+    return metrics.value("requests_running", engine), metrics.value("requests_waiting", engine)
+
+
+def wait_until_at_rest(server: TritonServer, engines: Iterable[str], seconds: float = 30.0) -> None:
+    """Wait until nothing runs, waits or holds KV blocks any more."""
+    for engine in engines:
+        wait_until(
+            lambda engine=engine: Metrics(server).at_rest(engine), f"the gauges of {engine} are 0 again", seconds
+        )
+
+
+def engine_status(server: TritonServer, engine: str) -> dict[str, Any]:
+    """What an engine says of itself."""
+    return control.request(server.runtime_dir / f"{engine}.sock", {"type": "status"})
+
+
+def engine_pid(server: TritonServer, engine: str) -> int:
+    return int(engine_status(server, engine)["pid"])
+
+
+def engine_pids(server: TritonServer) -> dict[str, int]:
+    """The processes of all engines that the server's models need."""
+    return {engine: engine_pid(server, engine) for engine in sorted({ENGINES[model] for model in server.models})}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended and was not yet reaped does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
