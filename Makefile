@@ -37,7 +37,7 @@ serve: model
 	@$(BIN)/slipstream serve
 
 test: model
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: setup
 	$(BIN)/ruff check .

@@ -23,6 +23,13 @@ settings.register_profile(
 settings.load_profile("slipstream")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where two workers share the tests, one has those of the servers that are started once, the other the modules."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("server" if item.path.parent.name == "server" else item.path.stem))
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a randomly initialised Llama with grouped KV heads."""

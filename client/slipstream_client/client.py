@@ -6,12 +6,13 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from slipstream_client.multiplex import SharedStream
+from slipstream_client.multiplex import SharedStream, Stream
 from slipstream_client.tensors import (
     Chunk,
     Generation,
@@ -134,8 +135,7 @@ class SlipstreamClient:
             return ChunkStream(request_id, _UnaryResponses(self._stub.ModelInfer.future(request), self.url))
         if contract.takes_cancel:
             return ChunkStream(request_id, _SharedResponses(self, self._shared, request))
-        call = self._stub.ModelStreamInfer(iter([request]))
-        return ChunkStream(request_id, _OwnStreamResponses(call, self.url))
+        return ChunkStream(request_id, _OwnStreamResponses(Stream(self._stub, self.url), request))
 
 
 class ChunkStream(Iterator[Chunk]):
@@ -213,27 +213,21 @@ class _SharedResponses:
 class _OwnStreamResponses:
     """Of a request that has a stream to itself: cancelled with the stream."""
 
-    def __init__(self, call: Any, url: str) -> None:
-        self._call = call
-        self._url = url
+    def __init__(self, stream: Stream, request: service_pb2.ModelInferRequest) -> None:
+        self._stream = stream
+        self._inbox = stream.open(request)
 
     def receive(self) -> service_pb2.ModelInferResponse:
-        try:
-            message = next(self._call, None)
-            if message is not None and is_final(message.infer_response):
-                with contextlib.suppress(grpc.RpcError):
-                    for _ in self._call:  # to the end of the stream: see `is_final`
-                        pass
-        except grpc.RpcError as error:
-            raise failure_of(error, self._url) from error
-        if message is None:
-            raise RequestFailed("the server closed the stream before the last response", "UNAVAILABLE")
-        if message.error_message:
-            raise RequestFailed(message.error_message)
-        return message.infer_response
+        received = self._inbox.get()
+        failed = isinstance(received, RequestFailed)
+        if failed or is_final(received):
+            self._stream.close()
+        if failed:
+            raise received
+        return received
 
     def cancel(self) -> None:
-        self._call.cancel()
+        self._stream.close()
 
 
 class _UnaryResponses:
@@ -242,8 +236,11 @@ class _UnaryResponses:
     def __init__(self, call: Any, url: str) -> None:
         self._call = call
         self._url = url
+        self._ended: SimpleQueue[Any] = SimpleQueue()
+        call.add_done_callback(self._ended.put)
 
     def receive(self) -> service_pb2.ModelInferResponse:
+        self._ended.get()  # and not inside gRPC, where Ctrl-C can leave a lock behind that nothing opens again
         try:
             return self._call.result()
         except grpc.RpcError as error:

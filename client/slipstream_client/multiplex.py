@@ -29,7 +29,7 @@ class SharedStream:
         self._stub = stub
         self._url = url
         self._lock = threading.Lock()
-        self._connection: _Connection | None = None
+        self._connection: Stream | None = None
 
     def send(self, request: service_pb2.ModelInferRequest) -> Inbox:
         """Send a request; its responses come to the inbox that is returned.
@@ -40,7 +40,7 @@ class SharedStream:
         with self._lock:
             inbox = self._connection.add(request) if self._connection else None
             if inbox is None:
-                self._connection = _Connection(self._stub, self._url)
+                self._connection = Stream(self._stub, self._url)
                 inbox = self._connection.open(request)
             return inbox
 
@@ -58,8 +58,12 @@ class SharedStream:
             self._connection = None
 
 
-class _Connection:
-    """One gRPC stream, its reader thread, and the inboxes of the requests that run on it."""
+class Stream:
+    """One gRPC stream, its reader thread, and the inboxes of the requests that run on it.
+
+    Who waits for a response waits at an inbox, not inside gRPC: there Ctrl-C can leave a lock behind that nothing opens
+    again.
+    """
 
     def __init__(self, stub: Any, url: str) -> None:
         self._stub = stub
@@ -97,6 +101,7 @@ class _Connection:
             self._inboxes.pop(request_id, None)
 
     def close(self) -> None:
+        """End the stream; the server cancels what still runs on it."""
         self._outgoing.put(None)
         if self._call is None:  # Ctrl-C came while it was opened
             return

@@ -28,11 +28,10 @@ def make_server(*models: str, **environment: str) -> TritonServer:
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[TritonServer]:
-    with make_server() as server:
-        # The first step of an engine loads its compiled kernels.
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda model: ask(server, model, PROMPTS[0], max_tokens=1), server.models))
-        yield server
+    server = make_server()
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture
@@ -56,8 +55,9 @@ def shared_spare() -> Iterator[Spare]:
         SLIPSTREAM_GRACE_SECONDS="1",
     )
     start = time.monotonic()
-    with server:
-        yield Spare(server, time.monotonic() - start)
+    server.start()
+    yield Spare(server, time.monotonic() - start)
+    server.kill()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 
 from fault_helpers import AT_ONCE_S
 from helpers import LONG, NUM_GOLDEN, PROMPTS, GrpcStream, Refused, ask
-from observing import engine_pid, gauges, is_alive, wait_until
+from observing import Metrics, engine_pid, gauges, is_alive, wait_until, wait_until_at_rest
 from serving import Serving
 from slipstream_client import control
 from slipstream_client.server.installation import find_tritonserver, lay_out_backends, server_environment
@@ -171,12 +171,38 @@ def test_plain_tritonserver_without_our_launcher(tmp_path: Path, golden: dict[st
         stubs = [each for each in below if each.name().startswith("triton_python")]
         engines = [each for each in below if "slipstream.engine.process" in each.cmdline()]
         assert (len(stubs), len(engines)) == (2, 1)
+        assert_either_door_may_leave(server, golden)
+        assert engines[0].is_running()
+        below += psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
         wait_until(lambda: not any(is_alive(each.pid) for each in below), "no process is left", seconds=10)
     finally:
         process.kill()
         process.wait()
+
+
+def assert_either_door_may_leave(server: Served, golden: dict[str, list[int]]) -> None:
+    """What runs for the other door does not notice, and nothing counts twice though the doors take turns to publish."""
+    triton, num_tokens = TritonHttp(server.http_url), 120
+    counted = Metrics(server).value("generation_tokens_total", "continuous")
+    assert counted == 4 * NUM_GOLDEN
+    for leaving, staying in (("continuous", "continuous_unary"), ("continuous_unary", "continuous")):
+        with ThreadPoolExecutor() as pool:
+            running = pool.submit(ask, server, staying, PROMPTS[0], max_tokens=num_tokens, ignore_eos=True)
+            wait_until(lambda: gauges(server) == (1, 0), f"the request of {staying} runs")
+            triton.unload(leaving, timeout_s=30)
+            wait_until(lambda gone=leaving: triton.model_states()[gone] == "UNAVAILABLE", f"{leaving} is unloaded")
+            assert ask(server, staying, PROMPTS[1], max_tokens=4).ids == golden[PROMPTS[1]][:4]
+            triton.load(leaving, timeout_s=60)
+            assert ask(server, leaving, PROMPTS[2], max_tokens=4).ids == golden[PROMPTS[2]][:4]
+            answer = running.result()
+        assert len(answer.ids) == num_tokens
+        assert answer.ids[:NUM_GOLDEN] == golden[PROMPTS[0]]
+        counted += num_tokens + 4 + 4
+        wait_until_at_rest(server, ["continuous"])
+        assert Metrics(server).value("generation_tokens_total", "continuous") == counted
+        assert Metrics(server).value("engine_up", "continuous") == 1
 
 
 def is_ready(server: Served) -> bool:

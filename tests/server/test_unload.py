@@ -7,17 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from helpers import NUM_GOLDEN, PROMPTS, SPARE_SEATS, Answer, GrpcStream, Refused, Spare, ask
-from observing import Metrics, engine_pid, gauges, is_alive, wait_until, wait_until_at_rest
+from observing import Metrics, engine_pid, gauges, is_alive, wait_until
 from slipstream_client.server.triton_http import TritonHttp
-from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server
-
-
-def unload_and_wait(server: TritonServer, model: str) -> None:
-    triton = TritonHttp(server.http_url)
-    triton.unload(model, timeout_s=30)
-    wait_until(lambda: triton.model_states()[model] == "UNAVAILABLE", f"{model} is unloaded")
 
 
 def test_requests_in_flight_finish_and_the_models_can_be_loaded_again(
@@ -68,27 +61,3 @@ def answers_by_id(stream: GrpcStream, number: int) -> dict[str, Answer]:
         responses.setdefault(response.request_id, []).append(response.outputs)
         number -= response.final
     return {request_id: Answer.of(outputs) for request_id, outputs in responses.items()}
-
-
-def test_of_two_doors_of_an_engine_either_may_leave_and_nothing_counts_twice(
-    server: TritonServer, golden: dict[str, list[int]]
-) -> None:
-    """One of them publishes the engine's metrics; the engine, and what runs on it for the other, notices nothing."""
-    pid, triton = engine_pid(server, "continuous"), TritonHttp(server.http_url)
-    counted = Metrics(server).value("generation_tokens_total", "continuous")
-    for leaving, staying in (("continuous", "continuous_unary"), ("continuous_unary", "continuous")):
-        with ThreadPoolExecutor() as pool:
-            running = pool.submit(ask, server, staying, PROMPTS[0], max_tokens=120, ignore_eos=True)
-            wait_until(lambda: gauges(server) == (1, 0), f"the request of {staying} runs")
-            unload_and_wait(server, leaving)
-            assert ask(server, staying, PROMPTS[1], max_tokens=4).ids == golden[PROMPTS[1]][:4]
-            triton.load(leaving, timeout_s=60)
-            assert ask(server, leaving, PROMPTS[2], max_tokens=4).ids == golden[PROMPTS[2]][:4]
-            answer = running.result()
-        assert answer.ids[:NUM_GOLDEN] == golden[PROMPTS[0]]
-        assert len(answer.ids) == 120
-        counted += 120 + 4 + 4
-        wait_until_at_rest(server, ["continuous"])
-        assert Metrics(server).value("generation_tokens_total", "continuous") == counted
-        assert Metrics(server).value("engine_up", "continuous") == 1
-    assert engine_pid(server, "continuous") == pid
