@@ -23,11 +23,9 @@ settings.register_profile(
 settings.load_profile("slipstream")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Where two workers share the tests, one has those of the servers that are started once, the other the modules."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("server" if item.path.parent.name == "server" else item.path.stem))
+    item.add_marker(pytest.mark.xdist_group("server" if item.path.parent.name == "server" else item.path.stem))
 
 
 @pytest.fixture(scope="session")
