@@ -37,7 +37,7 @@ serve: model
 	@$(BIN)/slipstream serve
 
 test: model
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -n 2
 
 check: setup
 	$(BIN)/ruff check .

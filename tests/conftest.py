@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # As in an engine process (slipstream.engine.link.engine_environment); read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -23,9 +25,17 @@ settings.register_profile(
 settings.load_profile("slipstream")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Where two workers share the tests, one has those of the servers that are started once, the other the modules."""
-    item.add_marker(pytest.mark.xdist_group("server" if item.path.parent.name == "server" else item.path.stem))
+class ServerOrModule(LoadScopeScheduling):
+    """Gives one worker all tests of the servers that are started once, and the other the modules one by one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return "tests/server" if module.startswith("tests/server/") else module
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ServerOrModule:
+    return ServerOrModule(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -110,7 +110,7 @@ def test_serve_replaces_a_killed_stub_and_on_sigterm_lets_finish_what_runs(
     # Triton itself never ends a stream whose stub was killed; its client has to give up.
     orphan.cancel()
 
-    running = [GrpcStream(server).send("continuous", p, max_tokens=64, ignore_eos=True) for p in PROMPTS[:SEATS]]
+    running = [GrpcStream(server).send("continuous", p, max_tokens=40, ignore_eos=True) for p in PROMPTS[:SEATS]]
     for stream in running:
         stream.receive()
     waiting = [GrpcStream(server).send("continuous", prompt, max_tokens=8) for prompt in PROMPTS[SEATS:]]
@@ -126,7 +126,7 @@ def test_serve_replaces_a_killed_stub_and_on_sigterm_lets_finish_what_runs(
     assert time.monotonic() - start < AT_ONCE_S
     for prompt, stream in zip(PROMPTS, running, strict=False):
         answer = stream.answer()
-        assert (answer.finish_reason, len(answer.ids)) == ("length", 64)
+        assert (answer.finish_reason, len(answer.ids)) == ("length", 40)
         assert answer.ids[:NUM_GOLDEN] == golden[prompt]
     # The clients' streams are still open, which alone must not keep the server up.
     start = time.monotonic()

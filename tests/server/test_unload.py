@@ -24,7 +24,7 @@ def test_requests_in_flight_finish_and_the_models_can_be_loaded_again(
     for model, number in num_requests.items():
         streams[model] = GrpcStream(server)
         for index in range(number):
-            sampling = {"max_tokens": 64, "ignore_eos": True}
+            sampling = {"max_tokens": 40, "ignore_eos": True}
             streams[model].send(model, PROMPTS[index], request_id=str(index), stream=False, **sampling)
     wait_until(lambda: gauges(server) == (SPARE_SEATS, 2), "all seats are taken and two requests wait")
     for model in ("dynamic", "iterative"):
@@ -36,7 +36,7 @@ def test_requests_in_flight_finish_and_the_models_can_be_loaded_again(
         streams[model].close()
         for index, prompt in enumerate(PROMPTS[:number]):
             answer = answers[str(index)]
-            assert (answer.finish_reason, len(answer.ids)) == ("length", 64)
+            assert (answer.finish_reason, len(answer.ids)) == ("length", 40)
             assert answer.ids[:NUM_GOLDEN] == golden[prompt]
     for model, engine in engines.items():
         wait_until(lambda model=model: triton.model_states()[model] == "UNAVAILABLE", f"{model} is unloaded")
