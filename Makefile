@@ -31,7 +31,7 @@ model: setup
 
 demo: model
 	@$(BIN)/slipstream compare --batchers static,dynamic,iterative,continuous --workload mixed \
-	  --concurrency 1,4,16 --requests 8,24,64 --out $(DEMO_OUT)
+	  --concurrency 1,4,16 --requests 8,16,48 --out $(DEMO_OUT)
 
 serve: model
 	@$(BIN)/slipstream serve

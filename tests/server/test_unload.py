@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from helpers import NUM_GOLDEN, PROMPTS, SPARE_SEATS, Answer, GrpcStream, Refused, Spare, ask
 from observing import Metrics, engine_pid, gauges, is_alive, wait_until
+from slipstream_client.aio import AsyncSlipstreamClient
+from slipstream_client.client import SlipstreamClient
 from slipstream_client.server.triton_http import TritonHttp
+from slipstream_client.server.tritonserver import TritonServer
+from slipstream_client.tensors import RequestFailed
 
 pytestmark = pytest.mark.server
 
@@ -18,6 +23,7 @@ def test_requests_in_flight_finish_and_the_models_can_be_loaded_again(
 ) -> None:
     """Those that run and, in the continuous engine, those that wait for a seat: all get their whole answers."""
     server, triton = spare.server, TritonHttp(spare.server.http_url)
+    use_our_clients(server)
     num_requests = {"continuous": SPARE_SEATS + 2, "dynamic": 2, "iterative": 2}
     engines = {model: engine_pid(server, model) for model in num_requests}
     streams: dict[str, GrpcStream] = {}
@@ -61,3 +67,22 @@ def answers_by_id(stream: GrpcStream, number: int) -> dict[str, Answer]:
         responses.setdefault(response.request_id, []).append(response.outputs)
         number -= response.final
     return {request_id: Answer.of(outputs) for request_id, outputs in responses.items()}
+
+
+def use_our_clients(server: TritonServer) -> None:
+    """Whatever they ask, and however soon they leave, Triton must not be left waiting for a request of theirs."""
+
+    async def ask_and_be_refused(client: AsyncSlipstreamClient) -> None:
+        for _ in range(25):
+            await client.generate(PROMPTS[0], max_tokens=1)
+            with pytest.raises(RequestFailed, match="temperature"):
+                await client.generate(PROMPTS[0], temperature=-1.0)
+
+    async def use_asyncio_client() -> None:
+        async with AsyncSlipstreamClient(server.grpc_url) as client:
+            await asyncio.gather(*(ask_and_be_refused(client) for _ in range(4)))
+
+    asyncio.run(use_asyncio_client())
+    for model in ("continuous", "iterative") * 10:
+        with SlipstreamClient(server.grpc_url, model) as client:
+            assert client.generate(PROMPTS[0], max_tokens=1).num_output_tokens == 1
