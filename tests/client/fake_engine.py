@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -24,7 +25,8 @@ class FakeEngine:
     def _serve(self) -> None:
         while True:
             connection, _ = self._listener.accept()
-            with connection, connection.makefile("rb") as stream:
+            # Who asks may have left.
+            with connection, connection.makefile("rb") as stream, contextlib.suppress(BrokenPipeError):
                 (length,) = struct.unpack("<I", stream.read(4))
                 payload = json.dumps(self._answer(json.loads(stream.read(length)))).encode()
                 connection.sendall(struct.pack("<I", len(payload)) + payload)

@@ -128,6 +128,7 @@ def test_a_door_that_leaves_takes_its_requests_with_it(serve: Any, runner: Gated
     wait_until(lambda: door.status()["doors"] == 1, "the engine notices that a door has left")
     status = door.status()
     assert (status["running"], status["waiting"], status["kv_blocks_used"]) == (0, 0, 0)
+    assert status["finished"] == {"cancelled": 4}
     door.ask(0, PROMPTS[0])
     assert door.answer(0) == expected(PROMPTS[0])
     door.wait_for(lambda: door.stats and door.stats[-1].finished == {"cancelled": 4, "length": 1})

@@ -49,6 +49,7 @@ class Metrics:
         return sum(self.samples(f"slipstream_{name}", model=engine, **labels))
 
     def finished(self, engine: str, reason: str) -> float:
+        """Requests of an engine that ended for a reason."""
         return self.value("requests_finished_total", engine, reason=reason)
 
     def at_rest(self, engine: str) -> bool:
@@ -76,11 +77,25 @@ def gauges(server: TritonServer, engine: str = "continuous") -> tuple[float, flo
 
 
 def wait_until_at_rest(server: TritonServer, engines: Iterable[str], seconds: float = 30.0) -> None:
-    """Wait until nothing runs, waits or holds KV blocks any more."""
+    """Wait until nothing runs, waits or holds KV blocks any more, and all that has ended is counted.
+
+    An answer arrives before the metrics tell of it: gauges alone may still be the zeros from before the request.
+    """
+
+    def at_rest(engine: str) -> bool:
+        status, metrics = engine_status(server, engine), Metrics(server)
+        # The metrics outlive an engine process and its own count.
+        counted = metrics.value("requests_finished_total", engine) >= sum(status["finished"].values())
+        return counted and status["running"] == status["waiting"] == 0 and metrics.at_rest(engine)
+
     for engine in engines:
-        wait_until(
-            lambda engine=engine: Metrics(server).at_rest(engine), f"the gauges of {engine} are 0 again", seconds
-        )
+        wait_until(lambda engine=engine: at_rest(engine), f"{engine} and its metrics are at rest", seconds)
+
+
+def finished(server: TritonServer, engine: str, reason: str) -> float:
+    """Requests that have ended for a reason, when nothing runs any more."""
+    wait_until_at_rest(server, [engine])
+    return Metrics(server).finished(engine, reason)
 
 
 def engine_status(server: TritonServer, engine: str) -> dict[str, Any]:

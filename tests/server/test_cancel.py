@@ -27,7 +27,7 @@ from helpers import (
     inputs_for,
     sampling_json,
 )
-from observing import Metrics, wait_for_gauge, wait_until, wait_until_at_rest
+from observing import Metrics, finished, wait_for_gauge, wait_until, wait_until_at_rest
 from slipstream_client.aio import AsyncSlipstreamClient
 from slipstream_client.client import SlipstreamClient
 from slipstream_client.server.tritonserver import TritonServer
@@ -38,16 +38,18 @@ SEATS = 16
 PROMPT = PROMPTS[0]
 
 
+def wait_until_cancelled(server: TritonServer, engine: str, number: float) -> None:
+    what = f"{number:g} requests of {engine} are cancelled"
+    wait_until(lambda: Metrics(server).finished(engine, "cancelled") >= number, what)
+
+
 @contextlib.contextmanager
 def cancelled_once(server: TritonServer, engine: str, golden: dict[str, list[int]], count: int = 1) -> Iterator[None]:
     """What happens inside ends `count` requests as cancelled, frees what they held, and leaves the engine working."""
+    wait_until_at_rest(server, [engine])
     before = Metrics(server)
     yield
-    wait_until(
-        lambda: Metrics(server).finished(engine, "cancelled") >= before.finished(engine, "cancelled") + count,
-        f"{count} more requests of {engine} are cancelled",
-    )
-    wait_until_at_rest(server, [engine])
+    wait_until_cancelled(server, engine, before.finished(engine, "cancelled") + count)
     assert ask(server, engine, PROMPTS[1], max_tokens=4).ids == golden[PROMPTS[1]][:4]
     wait_until_at_rest(server, [engine])
     after = Metrics(server)
@@ -113,7 +115,7 @@ def test_cancelling_one_request_of_a_dynamic_batch_leaves_the_others_their_answe
     server: TritonServer, golden: dict[str, list[int]]
 ) -> None:
     with triton_grpc.InferenceServerClient(server.grpc_url) as client, GrpcStream(server) as stream:
-        before = Metrics(server).finished("dynamic", "cancelled")
+        before = finished(server, "dynamic", "cancelled")
         call = client.async_infer(
             "dynamic", inputs_for("dynamic", PROMPT, sampling_json(**LONG)), lambda result, error: None
         )
@@ -122,13 +124,13 @@ def test_cancelling_one_request_of_a_dynamic_batch_leaves_the_others_their_answe
         call.cancel()
         answer = stream.answer()
     assert answer.ids == golden[PROMPTS[1]][:16]
-    assert Metrics(server).finished("dynamic", "cancelled") == before + 1
+    assert finished(server, "dynamic", "cancelled") == before + 1
 
 
 def test_the_cancel_input_ends_the_request_with_that_id_and_no_other(
     server: TritonServer, golden: dict[str, list[int]]
 ) -> None:
-    before = Metrics(server).finished("continuous", "cancelled")
+    before = finished(server, "continuous", "cancelled")
     with GrpcStream(server) as victim, GrpcStream(server) as neighbour, GrpcStream(server) as canceller:
         neighbour.send("continuous", PROMPTS[2], request_id="neighbour", max_tokens=16)
         victim.send("continuous", PROMPT, request_id="victim", **LONG)
@@ -139,7 +141,7 @@ def test_the_cancel_input_ends_the_request_with_that_id_and_no_other(
             victim.collect()
         assert error.value.text == "Request was cancelled"
         assert neighbour.answer().ids == golden[PROMPTS[2]][:16]
-    assert Metrics(server).finished("continuous", "cancelled") == before + 1
+    assert finished(server, "continuous", "cancelled") == before + 1
 
 
 def test_over_http_the_cancel_input_ends_the_request_with_an_error(server: TritonServer) -> None:
@@ -165,7 +167,7 @@ def test_a_cancelled_sse_stream_ends_with_an_error_event(server: TritonServer) -
 def test_a_request_that_waits_is_cancelled_at_once_and_those_that_run_go_on(
     server: TritonServer, golden: dict[str, list[int]]
 ) -> None:
-    before = Metrics(server)
+    before = finished(server, "continuous", "cancelled")
     with GrpcStream(server) as first, GrpcStream(server) as others, GrpcStream(server) as waiting:
         first.send("continuous", PROMPTS[1], max_tokens=16)
         for number in range(SEATS - 1):
@@ -177,7 +179,7 @@ def test_a_request_that_waits_is_cancelled_at_once_and_those_that_run_go_on(
         with pytest.raises(Refused, match="Request was cancelled"):
             waiting.receive()
         assert first.answer().ids == golden[PROMPTS[1]][:16]
-        assert Metrics(server).finished("continuous", "cancelled") == before.finished("continuous", "cancelled") + 1
+        wait_until_cancelled(server, "continuous", before + 1)
         others.cancel()
 
 
@@ -262,7 +264,7 @@ def test_cancel_names_an_id_that_does_not_run(server: TritonServer) -> None:
 def test_leaving_our_iterator_early_cancels_exactly_that_request(
     server: TritonServer, golden: dict[str, list[int]]
 ) -> None:
-    before = Metrics(server).finished("continuous", "cancelled")
+    before = finished(server, "continuous", "cancelled")
     with SlipstreamClient(server.grpc_url) as client:
         kept = client.stream(PROMPTS[1], max_tokens=16, temperature=0, return_token_ids=True)
         with client.stream(PROMPT, temperature=0, **LONG) as left:
@@ -270,7 +272,7 @@ def test_leaving_our_iterator_early_cancels_exactly_that_request(
         *_, last = kept
     assert last.stats is not None
     assert last.stats["output_ids"] == golden[PROMPTS[1]][:16]
-    assert Metrics(server).finished("continuous", "cancelled") == before + 1
+    assert finished(server, "continuous", "cancelled") == before + 1
 
 
 @pytest.mark.parametrize("model", STREAMING)

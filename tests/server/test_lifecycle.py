@@ -18,6 +18,7 @@ from fault_helpers import AT_ONCE_S
 from helpers import LONG, NUM_GOLDEN, PROMPTS, GrpcStream, Refused, ask
 from observing import Metrics, engine_pid, gauges, is_alive, wait_until, wait_until_at_rest
 from serving import Serving
+from slipstream.config import runtime_directory
 from slipstream_client import control
 from slipstream_client.server.installation import find_tritonserver, lay_out_backends, server_environment
 from slipstream_client.server.model_repository import find_repository
@@ -141,7 +142,7 @@ def test_plain_tritonserver_without_our_launcher(tmp_path: Path, golden: dict[st
     """Two doors find one engine by the server's process alone, and nothing is left when the server has ended."""
     installation = find_tritonserver()
     ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
-    needed = ("PATH", "LD_LIBRARY_PATH", "HOME", "XDG_CACHE_HOME", "SLIPSTREAM_CACHE")
+    needed = ("PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME", "SLIPSTREAM_CACHE")
     environment = server_environment(installation)
     backends = lay_out_backends(installation, tmp_path / "backends")
     with (tmp_path / "log").open("wb") as log:
@@ -161,7 +162,10 @@ def test_plain_tritonserver_without_our_launcher(tmp_path: Path, golden: dict[st
             stderr=subprocess.STDOUT,
         )
     try:
-        server = Served(**{f"{name}_url": f"127.0.0.1:{port}" for name, port in ports.items()})
+        server = Served(
+            **{f"{name}_url": f"127.0.0.1:{port}" for name, port in ports.items()},
+            runtime_dir=runtime_directory(environment={}, server_pid=process.pid),
+        )
         wait_until(lambda: process.poll() is not None or is_ready(server), "the server is ready", seconds=120)
         assert process.poll() is None, (tmp_path / "log").read_text()
         for prompt in PROMPTS[:2]:

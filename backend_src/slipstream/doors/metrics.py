@@ -103,8 +103,9 @@ class MetricsPublisher:
                 self._set_gauges(EngineStats(kv_blocks_total=self._published.kv_blocks_total), up=0)
                 self._published = EngineStats()
             if stats is not None:
-                self._set_gauges(stats, up=1)
+                # What ended is counted before the gauges say that nothing runs.
                 self._add_counters(stats)
+                self._set_gauges(stats, up=1)
         if self._metrics:
             self._set_gauges(EngineStats(), up=0)
 

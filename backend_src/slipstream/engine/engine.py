@@ -33,7 +33,7 @@ class Engine:
         self.scheduler = _make_scheduler(config, runner)
         self._clock = clock
         self._stats = EngineStats(kv_blocks_total=runner.num_blocks)
-        self._finished: Counter[str] = Counter()
+        self.num_finished: Counter[str] = Counter()
         self._blocks_peak = 0
 
     @property
@@ -109,14 +109,14 @@ class Engine:
         stats.kv_blocks_used = scheduler.pool.num_used
         stats.kv_blocks_peak = max(self._blocks_peak, stats.kv_blocks_used)
         stats.preemptions = scheduler.num_preemptions
-        stats.finished = dict(self._finished)
+        stats.finished = dict(self.num_finished)
         self._blocks_peak = 0
         return stats
 
     def _forget(self, request: Request) -> None:
         del self.requests[request.key]
         assert request.finish_reason is not None
-        self._finished[request.finish_reason] += 1
+        self.num_finished[request.finish_reason] += 1
 
     def _open_record(self, batch: Batch, start: float) -> StepRecord:
         scheduler = self.scheduler

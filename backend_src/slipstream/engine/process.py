@@ -263,6 +263,7 @@ class EngineProcess:
             status |= {
                 "running": scheduler.num_running,
                 "waiting": scheduler.num_waiting,
+                "finished": dict(self._engine.num_finished),
                 "kv_blocks_used": scheduler.pool.num_used,
                 "kv_blocks_total": scheduler.pool.num_blocks,
                 "device": runner.device_name,
