@@ -25,17 +25,32 @@ settings.register_profile(
 settings.load_profile("slipstream")
 
 
+# What the tests of each of these share takes long to start, and they take longest.
+_ONE_SERVER_EACH = ("tests/server", "tests/lifecycle")
+
+
+def _work_unit(nodeid: str) -> str:
+    """What one worker does as a whole: the tests of a server that is started once, else a module."""
+    module = nodeid.partition("::")[0]
+    folder = module.rpartition("/")[0]
+    return folder if folder in _ONE_SERVER_EACH else module
+
+
 class ServerOrModule(LoadScopeScheduling):
-    """Gives one worker all tests of the servers that are started once, and the other the modules one by one."""
+    """Gives out work units in the order of the tests."""
 
     def _split_scope(self, nodeid: str) -> str:
-        module = nodeid.partition("::")[0]
-        return "tests/server" if module.startswith("tests/server/") else module
+        return _work_unit(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ServerOrModule:
+    config.option.loadscopereorder = False
     return ServerOrModule(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _work_unit(item.nodeid) not in _ONE_SERVER_EACH)
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ from slipstream_client.server import installation, paths
 from slipstream_client.server.model_repository import RepositoryError, find_repository, language_models
 from slipstream_client.server.ports import free_ports
 from slipstream_client.server.startup_log import failure_reason
+from slipstream_client.server.stubs import living_stubs
 from slipstream_client.server.tritonserver import ServerError, TritonServer
 from tiny_repository import write_repository
 
@@ -76,10 +77,11 @@ def living(pids: list[int]) -> list[int]:
 
 @pytest.mark.server
 def test_a_stopped_server_leaves_no_process_no_folder_and_no_shared_memory(make_server: Any) -> None:
-    regions = set(Path("/dev/shm").iterdir())
     server = make_server("echo", "outliver")
     server.start()
     pids, folder = server.process_ids(), server.runtime_dir.parent
+    regions = [Path("/dev/shm", stub.region) for stub in living_stubs(server.pid)]
+    assert [region.exists() for region in regions] == [True, True]
     assert ask(server, "echo", "hello") == "hello"
     # tritonserver, two stubs, and the child with a session of its own that one of them started
     assert len(pids) == 4
@@ -87,7 +89,7 @@ def test_a_stopped_server_leaves_no_process_no_folder_and_no_shared_memory(make_
     server.stop()
     assert living(pids) == []
     assert not folder.exists()
-    assert set(Path("/dev/shm").iterdir()) <= regions
+    assert [region.exists() for region in regions] == [False, False]
     assert not server.running
 
 

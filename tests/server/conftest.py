@@ -1,29 +1,16 @@
-"""Real servers for the tests: one with all models for whoever leaves it as it was, a smaller one to be broken."""
+"""The server that most tests ask: it has all models, and every test leaves it as it was."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from tokenizers import Tokenizer
 
-from helpers import ENGINES, NUM_GOLDEN, PROMPTS, SPARE_QUEUE, SPARE_SEATS, Spare, ask
+from helpers import golden_answers, make_server
 from observing import engine_pids, is_alive, wait_until_at_rest
 from slipstream.models.store import resolve
 from slipstream_client.server.tritonserver import TritonServer
-
-# Several engines share few cores here, and a second thread only waits for cores that another engine has.
-ENVIRONMENT = {"SLIPSTREAM_THREADS": "1"}
-
-
-def make_server(*models: str, **environment: str) -> TritonServer:
-    """A server on free ports that was not started."""
-    return TritonServer(
-        models or None, http_port=0, grpc_port=0, metrics_port=0, environment={**ENVIRONMENT, **environment}
-    )
 
 
 @pytest.fixture(scope="session")
@@ -45,49 +32,9 @@ def server(shared_server: TritonServer) -> Iterator[TritonServer]:
 
 
 @pytest.fixture(scope="session")
-def shared_spare() -> Iterator[Spare]:
-    models = ("continuous", "dynamic", "iterative")
-    server = make_server(
-        *models,
-        SLIPSTREAM_MAX_NUM_SEQS=str(SPARE_SEATS),
-        SLIPSTREAM_MAX_QUEUED_REQUESTS=str(SPARE_QUEUE),
-        SLIPSTREAM_KV_CACHE_BYTES=str(128 << 20),
-        SLIPSTREAM_GRACE_SECONDS="1",
-    )
-    start = time.monotonic()
-    server.start()
-    yield Spare(server, time.monotonic() - start)
-    server.kill()
-
-
-@pytest.fixture
-def spare(shared_spare: Spare) -> Iterator[Spare]:
-    """The server to be broken; every test leaves it whole again."""
-    yield shared_spare
-    wait_until_at_rest(shared_spare.server, {ENGINES[model] for model in shared_spare.server.models})
-
-
-@pytest.fixture
-def start_server() -> Iterator[Callable[..., TritonServer]]:
-    """Start servers that a test kills; whatever is left of them is killed when it ends."""
-    made: list[TritonServer] = []
-
-    def start(*models: str, **environment: Any) -> TritonServer:
-        made.append(make_server(*models, **environment))
-        made[-1].start()
-        return made[-1]
-
-    yield start
-    for server in made:
-        server.kill()
-
-
-@pytest.fixture(scope="session")
 def golden(shared_server: TritonServer) -> dict[str, list[int]]:
-    """Greedy output ids of every prompt from the continuous engine."""
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        answers = pool.map(lambda prompt: ask(shared_server, "continuous", prompt, max_tokens=NUM_GOLDEN), PROMPTS)
-        return {prompt: answer.ids for prompt, answer in zip(PROMPTS, answers, strict=True)}
+    """Greedy output ids of every prompt."""
+    return golden_answers(shared_server)
 
 
 @pytest.fixture(scope="session")

@@ -70,10 +70,14 @@ def wait_for_gauge(server: TritonServer, engine: str, name: str, value: float, s
     wait_until(lambda: Metrics(server).value(name, engine) == value, f"{name} of {engine} is {value:g}", seconds)
 
 
-def gauges(server: TritonServer, engine: str = "continuous") -> tuple[float, float]:
-    """How many requests of an engine run and how many wait, at one moment."""
-    metrics = Metrics(server)
-    return metrics.value("requests_running", engine), metrics.value("requests_waiting", engine)
+def occupancy(server: TritonServer, engine: str = "continuous") -> tuple[int, int]:
+    """How many requests run and how many wait, from the engine itself: its gauges are always a little behind."""
+    status = engine_status(server, engine)
+    return status["running"], status["waiting"]
+
+
+def wait_for_running(server: TritonServer, engine: str, number: int) -> None:
+    wait_until(lambda: occupancy(server, engine)[0] == number, f"{number} requests of {engine} run")
 
 
 def wait_until_at_rest(server: TritonServer, engines: Iterable[str], seconds: float = 30.0) -> None:
@@ -83,7 +87,10 @@ def wait_until_at_rest(server: TritonServer, engines: Iterable[str], seconds: fl
     """
 
     def at_rest(engine: str) -> bool:
-        status, metrics = engine_status(server, engine), Metrics(server)
+        try:
+            status, metrics = engine_status(server, engine), Metrics(server)
+        except control.EngineUnreachable:  # it is being started again
+            return False
         # The metrics outlive an engine process and its own count.
         counted = metrics.value("requests_finished_total", engine) >= sum(status["finished"].values())
         return counted and status["running"] == status["waiting"] == 0 and metrics.at_rest(engine)

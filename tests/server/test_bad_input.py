@@ -30,7 +30,7 @@ from helpers import (
     sampling_json,
     text_tensor,
 )
-from observing import wait_for_gauge
+from observing import wait_for_running
 from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server
@@ -198,7 +198,7 @@ def test_a_good_request_beside_all_the_bad_ones_gets_its_answer(
     engine = "continuous" if model == "continuous_unary" else model
     with ThreadPoolExecutor(8) as pool:
         good = [pool.submit(ask, server, model, prompt, max_tokens=16) for prompt in PROMPTS[:2]]
-        wait_for_gauge(server, engine, "requests_running", 2)
+        wait_for_running(server, engine, 2)
         list(pool.map(lambda bad: check_over_grpc(server, model, bad), everything_bad))
         assert [answer.result().ids for answer in good] == [golden[prompt] for prompt in PROMPTS[:2]]
 
@@ -208,7 +208,7 @@ def test_bad_rows_of_a_dynamic_batch_fail_alone(server: TritonServer, golden: di
     with ThreadPoolExecutor(13) as pool:
         # Behind a running batch, so that the rest becomes one batch.
         first = pool.submit(ask, server, "dynamic", PROMPT, max_tokens=16)
-        wait_for_gauge(server, "dynamic", "requests_running", 1)
+        wait_for_running(server, "dynamic", 1)
         good = [pool.submit(ask, server, "dynamic", prompt, max_tokens=4) for prompt in PROMPTS]
         refused = [pool.submit(check_over_grpc, server, "dynamic", case) for case in bad]
         assert [answer.result().ids for answer in good] == [golden[prompt][:4] for prompt in PROMPTS]

@@ -27,7 +27,7 @@ from helpers import (
     inputs_for,
     sampling_json,
 )
-from observing import Metrics, finished, wait_for_gauge, wait_until, wait_until_at_rest
+from observing import Metrics, finished, wait_for_gauge, wait_for_running, wait_until, wait_until_at_rest
 from slipstream_client.aio import AsyncSlipstreamClient
 from slipstream_client.client import SlipstreamClient
 from slipstream_client.server.tritonserver import TritonServer
@@ -96,7 +96,7 @@ def test_a_cancelled_stream_takes_all_its_requests_with_it(server: TritonServer,
         stream = GrpcStream(server)
         for number in range(3):
             stream.send("continuous", PROMPTS[number], request_id=str(number), **LONG)
-        wait_for_gauge(server, "continuous", "requests_running", 3)
+        wait_for_running(server, "continuous", 3)
         stream.cancel()
 
 
@@ -107,7 +107,7 @@ def test_cancelling_a_plain_inference_call_ends_the_request(
     engine = "continuous" if model == "continuous_unary" else model
     with cancelled_once(server, engine, golden), triton_grpc.InferenceServerClient(server.grpc_url) as client:
         call = client.async_infer(model, inputs_for(model, PROMPT, sampling_json(**LONG)), lambda result, error: None)
-        wait_for_gauge(server, engine, "requests_running", 1)
+        wait_for_running(server, engine, 1)
         call.cancel()
 
 
@@ -120,7 +120,7 @@ def test_cancelling_one_request_of_a_dynamic_batch_leaves_the_others_their_answe
             "dynamic", inputs_for("dynamic", PROMPT, sampling_json(**LONG)), lambda result, error: None
         )
         stream.send("dynamic", PROMPTS[1], max_tokens=16)
-        wait_for_gauge(server, "dynamic", "requests_running", 2)
+        wait_for_running(server, "dynamic", 2)
         call.cancel()
         answer = stream.answer()
     assert answer.ids == golden[PROMPTS[1]][:16]
@@ -148,7 +148,7 @@ def test_over_http_the_cancel_input_ends_the_request_with_an_error(server: Trito
     with contextlib.closing(http.client.HTTPConnection(server.http_url, timeout=30)) as connection:
         body = {**generate_body("continuous", PROMPT, **LONG), "id": "by-http"}
         connection.request("POST", "/v2/models/continuous/generate", json.dumps(body))
-        wait_for_gauge(server, "continuous", "requests_running", 1)
+        wait_for_running(server, "continuous", 1)
         assert generate(server, "continuous", {"id": "by-http", "cancel": True})[0] == 200
         answer = connection.getresponse()
         assert (answer.status, json.load(answer)) == (400, {"error": "CANCELLED: Request was cancelled"})
@@ -172,7 +172,7 @@ def test_a_request_that_waits_is_cancelled_at_once_and_those_that_run_go_on(
         first.send("continuous", PROMPTS[1], max_tokens=16)
         for number in range(SEATS - 1):
             others.send("continuous", PROMPT, request_id=str(number), stream=False, **LONG)
-        wait_for_gauge(server, "continuous", "requests_running", SEATS)
+        wait_for_running(server, "continuous", SEATS)
         waiting.send("continuous", PROMPT, request_id="waiting", stream=False, **LONG)
         wait_for_gauge(server, "continuous", "requests_waiting", 1)
         assert generate(server, "continuous", {"id": "waiting", "cancel": True})[0] == 200
@@ -203,7 +203,7 @@ def assert_every_seat_is_free(server: TritonServer, model: str) -> None:
     with GrpcStream(server) as stream:
         for number in range(SEATS):
             stream.send(model, PROMPT, request_id=str(number), **LONG)
-        wait_for_gauge(server, model, "requests_running", SEATS)
+        wait_for_running(server, model, SEATS)
         stream.cancel()
 
 
@@ -282,7 +282,7 @@ def test_a_cancelled_task_of_our_asyncio_client_cancels_its_request(
     async def run() -> None:
         async with AsyncSlipstreamClient(server.grpc_url, model) as client:
             task = asyncio.create_task(client.generate(PROMPT, temperature=0, **LONG))
-            await asyncio.to_thread(wait_for_gauge, server, model, "requests_running", 1)
+            await asyncio.to_thread(wait_for_running, server, model, 1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from helpers import PROMPTS, SPARE_SEATS, GrpcStream, Refused, Spare, ask
-from observing import wait_for_gauge
+from helpers import PROMPTS, GrpcStream
 from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server
@@ -31,33 +29,3 @@ def test_a_burst_at_a_long_queue_is_answered_to_the_last(
     assert all(answer.final for answer in answers)
     ids = Counter(answer.outputs["stats"][0].rpartition('"output_ids": ')[2] for answer in answers)
     assert ids == {f"[{golden[prompt][0]}]}}": num_requests // 2 for prompt in PROMPTS[:2]}
-
-
-def test_requests_wait_for_seats_and_say_so(spare: Spare) -> None:
-    with ThreadPoolExecutor(SPARE_SEATS + 1) as pool:
-        running = [
-            pool.submit(ask, spare.server, "continuous", PROMPTS[0], max_tokens=12, ignore_eos=True)
-            for _ in range(SPARE_SEATS)
-        ]
-        wait_for_gauge(spare.server, "continuous", "requests_running", SPARE_SEATS)
-        waiting = pool.submit(ask, spare.server, "continuous", PROMPTS[0], max_tokens=1)
-        assert waiting.result().stats["waited_for"]["seats"] > 0
-        for answer in running:
-            assert answer.result().stats["waited_for"]["seats"] == 0
-
-
-def test_iterative_requests_beyond_the_seats_wait_their_turn(spare: Spare, golden: dict[str, list[int]]) -> None:
-    """Triton names more sequences than the engine has seats for."""
-    with ThreadPoolExecutor(SPARE_SEATS + 2) as pool:
-        answers = list(
-            pool.map(lambda prompt: ask(spare.server, "iterative", prompt, max_tokens=6), PROMPTS[: SPARE_SEATS + 2])
-        )
-    assert [answer.ids for answer in answers] == [golden[prompt][:6] for prompt in PROMPTS[: SPARE_SEATS + 2]]
-
-
-def test_a_request_larger_than_the_whole_pool_is_refused_with_the_numbers(spare: Spare) -> None:
-    """This server's KV pool is smaller than the model's context."""
-    prompt = "a" + " a" * 4000
-    for model in ("continuous", "dynamic", "iterative"):
-        with pytest.raises(Refused, match=r"tokens of KV cache.*the whole pool has \d+"):
-            ask(spare.server, model, prompt, max_tokens=1)

@@ -7,13 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from helpers import NUM_GOLDEN, PROMPTS, SPARE_SEATS, Answer, GrpcStream, Refused, Spare, ask
-from observing import Metrics, engine_pid, gauges, is_alive, wait_until
+from helpers import NUM_GOLDEN, PROMPTS, Answer, GrpcStream, Refused, ask
+from observing import Metrics, engine_pid, is_alive, occupancy, wait_until
 from slipstream_client.aio import AsyncSlipstreamClient
 from slipstream_client.client import SlipstreamClient
 from slipstream_client.server.triton_http import TritonHttp
 from slipstream_client.server.tritonserver import TritonServer
 from slipstream_client.tensors import RequestFailed
+from spare import SPARE_SEATS, Spare
 
 pytestmark = pytest.mark.server
 
@@ -32,9 +33,9 @@ def test_requests_in_flight_finish_and_the_models_can_be_loaded_again(
         for index in range(number):
             sampling = {"max_tokens": 40, "ignore_eos": True}
             streams[model].send(model, PROMPTS[index], request_id=str(index), stream=False, **sampling)
-    wait_until(lambda: gauges(server) == (SPARE_SEATS, 2), "all seats are taken and two requests wait")
+    wait_until(lambda: occupancy(server) == (SPARE_SEATS, 2), "all seats are taken and two requests wait")
     for model in ("dynamic", "iterative"):
-        wait_until(lambda model=model: gauges(server, model) == (2, 0), f"both requests of {model} run")
+        wait_until(lambda model=model: occupancy(server, model) == (2, 0), f"both requests of {model} run")
     for model in num_requests:
         triton.unload(model, timeout_s=30)
     for model, number in num_requests.items():

@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from fault_helpers import refusal, refused_at_once
-from helpers import LONG, PROMPTS, SPARE_QUEUE, SPARE_SEATS, Answer, GrpcStream, Refused, Spare, ask
-from observing import Metrics, engine_pid, wait_for_gauge, wait_until, wait_until_at_rest
+from helpers import LONG, PROMPTS, Answer, GrpcStream, Refused, ask
+from observing import Metrics, engine_pid, wait_for_gauge, wait_for_running, wait_until, wait_until_at_rest
+from spare import SPARE_QUEUE, SPARE_SEATS, Spare, refusal, refused_at_once
 
 pytestmark = pytest.mark.server
 
@@ -52,7 +52,7 @@ def test_continuous_engine_killed_while_it_answers_and_again_while_it_loads(spar
     with ThreadPoolExecutor() as pool, GrpcStream(server) as stream:
         stream.send("continuous", PROMPTS[0], **LONG)
         other = pool.submit(refusal, server, "continuous", PROMPTS[1], **LONG)
-        wait_for_gauge(server, "continuous", "requests_running", 2)
+        wait_for_running(server, "continuous", 2)
         stream.receive()
         old_pid = engine_pid(server, "continuous")
         killed_at = kill_engine(spare, "continuous")
@@ -90,7 +90,7 @@ def test_dynamic_engine_killed_while_execute_holds(spare: Spare) -> None:
     server, before = spare.server, greedy(spare, "dynamic")
     with ThreadPoolExecutor() as pool:
         waiting: list[Future[Answer]] = [pool.submit(ask, server, "dynamic", PROMPTS[0], **LONG)]
-        wait_for_gauge(server, "dynamic", "requests_running", 1)
+        wait_for_running(server, "dynamic", 1)
         waiting += [pool.submit(ask, server, "dynamic", PROMPTS[1], **LONG) for _ in range(2)]
         wait_until(
             lambda: Metrics(server).samples("nv_inference_pending_request_count", model="dynamic") == [2.0],
@@ -134,7 +134,7 @@ def test_a_burst_beyond_the_queue_is_refused_and_the_accepted_requests_finish(sp
     with GrpcStream(server) as running, GrpcStream(server) as burst:
         for number in range(SPARE_SEATS):
             running.send("continuous", PROMPTS[1], request_id=str(number), stream=False, max_tokens=64, ignore_eos=True)
-        wait_for_gauge(server, "continuous", "requests_running", SPARE_SEATS)
+        wait_for_running(server, "continuous", SPARE_SEATS)
         for _ in range(count):
             burst.send("continuous", PROMPTS[0], stream=False, max_tokens=NUM_TOKENS)
         answers, refusals = [], []

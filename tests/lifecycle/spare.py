@@ -1,8 +1,9 @@
-"""Asking a server that is about to refuse: what it says, and how soon."""
+"""The server that may be broken, and asking one that is about to refuse: what it says, and how soon."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,8 +11,18 @@ import pytest
 from helpers import PROMPTS, Refused, ask
 from slipstream_client.server.tritonserver import TritonServer
 
+SPARE_SEATS = 4
+SPARE_QUEUE = 4
 # How soon a request must be refused that need not wait for anything.
 AT_ONCE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Spare:
+    """A server whose engines may be killed and whose queue is short."""
+
+    server: TritonServer
+    first_start_s: float
 
 
 def refusal(server: TritonServer, model: str, prompt: str = PROMPTS[0], **sampling: Any) -> Refused:

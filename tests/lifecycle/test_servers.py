@@ -1,4 +1,4 @@
-"""Servers and models that start, share, leave and end as they should, with requests in flight."""
+"""Servers that start, share, leave and end as they should, with requests in flight."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from fault_helpers import AT_ONCE_S
 from helpers import LONG, NUM_GOLDEN, PROMPTS, GrpcStream, Refused, ask
-from observing import Metrics, engine_pid, gauges, is_alive, wait_until, wait_until_at_rest
+from observing import Metrics, engine_pid, is_alive, occupancy, wait_until, wait_until_at_rest
 from serving import Serving
 from slipstream.config import runtime_directory
 from slipstream_client import control
@@ -25,6 +24,7 @@ from slipstream_client.server.model_repository import find_repository
 from slipstream_client.server.ports import free_ports
 from slipstream_client.server.triton_http import TritonHttp, TritonUnreachable
 from slipstream_client.server.tritonserver import TritonServer
+from spare import AT_ONCE_S, Spare
 
 pytestmark = pytest.mark.server
 
@@ -38,9 +38,9 @@ STOP_S = 12.0
 
 
 def test_two_servers_share_nothing_and_nothing_outlives_the_one_that_is_killed(
-    server: TritonServer, start_server: Callable[..., TritonServer], golden: dict[str, list[int]]
+    spare: Spare, start_server: Callable[..., TritonServer], golden: dict[str, list[int]]
 ) -> None:
-    grace_s = 1
+    server, grace_s = spare.server, 1
     other = start_server("continuous", SLIPSTREAM_GRACE_SECONDS=str(grace_s))
     assert other.runtime_dir != server.runtime_dir
     assert engine_pid(other, "continuous") != engine_pid(server, "continuous")
@@ -115,7 +115,7 @@ def test_serve_replaces_a_killed_stub_and_on_sigterm_lets_finish_what_runs(
     for stream in running:
         stream.receive()
     waiting = [GrpcStream(server).send("continuous", prompt, max_tokens=8) for prompt in PROMPTS[SEATS:]]
-    wait_until(lambda: gauges(server) == (SEATS, len(waiting)), "all seats are taken and the others wait")
+    wait_until(lambda: occupancy(server) == (SEATS, len(waiting)), "all seats are taken and the others wait")
     assert len(serving.processes()) >= 3, "tritonserver, stub and engine"
     serving.process.send_signal(signal.SIGTERM)
     assert serving.event()["event"] == "draining"
@@ -194,7 +194,7 @@ def assert_either_door_may_leave(server: Served, golden: dict[str, list[int]]) -
     for leaving, staying in (("continuous", "continuous_unary"), ("continuous_unary", "continuous")):
         with ThreadPoolExecutor() as pool:
             running = pool.submit(ask, server, staying, PROMPTS[0], max_tokens=num_tokens, ignore_eos=True)
-            wait_until(lambda: gauges(server) == (1, 0), f"the request of {staying} runs")
+            wait_until(lambda: occupancy(server) == (1, 0), f"the request of {staying} runs")
             triton.unload(leaving, timeout_s=30)
             wait_until(lambda gone=leaving: triton.model_states()[gone] == "UNAVAILABLE", f"{leaving} is unloaded")
             assert ask(server, staying, PROMPTS[1], max_tokens=4).ids == golden[PROMPTS[1]][:4]

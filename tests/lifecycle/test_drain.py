@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from helpers import LONG, PROMPTS, Refused, Spare, ask
-from observing import engine_pid, wait_for_gauge, wait_until
+from helpers import LONG, PROMPTS, Refused, ask
+from observing import engine_pid, wait_for_running, wait_until
 from slipstream_client.server.tritonserver import TritonServer
+from spare import Spare
 
 pytestmark = pytest.mark.server
 
@@ -26,7 +27,7 @@ def test_what_does_not_end_in_time_is_told_so_and_what_comes_later_is_refused(
         with ThreadPoolExecutor() as pool:
             running = [pool.submit(ask, server, model, prompt, **LONG) for model in MODELS for prompt in PROMPTS[:2]]
             for model in MODELS:
-                wait_for_gauge(server, model, "requests_running", 2)
+                wait_for_running(server, model, 2)
             drained = {"type": "drained", "finished": 0, "aborted": 2}
             assert server.drain(seconds=0.2) == dict.fromkeys(MODELS, drained)
             for request in running:
