@@ -137,6 +137,22 @@ def test_a_sequence_without_room_waits_until_another_has_ended() -> None:
     observed.check_end()
 
 
+def test_a_sequence_that_needs_many_blocks_is_not_overtaken() -> None:
+    observed = ObservedEngine(make_config(policy="iterative"), ScriptedRunner(8))
+    half, whole = 4 * BLOCK_SIZE - 3, 8 * BLOCK_SIZE - 3
+    first, large, later = (make_request(n, length, 3, ignore_eos=True) for n, length in enumerate((half, whole, half)))
+    for request in (first, large, later):
+        observed.add(request)
+    started: list[Request] = []
+    while observed.engine.requests:
+        for request in observed.engine.requests.values():
+            observed.scheduler.advance(request)
+        observed.step()
+        started += [request for request in observed.scheduler.running if request not in started]
+    assert started == [first, large, later], "the half that is free is not for the last one"
+    assert (large.waited.blocks, later.waited.blocks) == (3, 6)
+
+
 def test_a_sequence_that_nobody_names_keeps_its_place() -> None:
     observed = ObservedEngine(make_config(policy="iterative"), ScriptedRunner(8))
     request = make_request(0, 3, 3, ignore_eos=True)

@@ -214,7 +214,7 @@ def test_the_estimate_knows_what_lock_step_costs() -> None:
     assert 1.5 < lock_step / step_by_step < 5
     alone = make_workload("fixed:10,3", 2).requests
     # A prompt of 10 rows and two further tokens, twice.
-    assert run_seconds("continuous", alone, 1) == pytest.approx(2 * (0.014 + 0.020 + 2 * 0.016))
+    assert run_seconds("continuous", alone, 1) == pytest.approx(2 * (0.022 + 0.034 + 2 * 0.0254))
     assert run_seconds("static", alone, 1) == pytest.approx(run_seconds("continuous", alone, 1))
 
 

@@ -98,6 +98,15 @@ def test_it_streams_over_grpc_and_is_greedy_by_default(triton: FakeTriton) -> No
     assert "stream" in triton.received[0].inputs
 
 
+def test_an_empty_answer_is_explained(triton: FakeTriton) -> None:
+    triton.script = lambda received: [Say([2], text="", final=True)]
+    result = run("hello", "--url", triton.url)
+    assert (result.exit_code, result.stdout) == (0, "\n")
+    assert result.stderr == (
+        "(empty: the model's first token ended the answer; --ignore-eos goes on, or give it a text to continue)\n"
+    )
+
+
 def test_every_option_reaches_the_server(triton: FakeTriton) -> None:
     triton.script = lambda received: answer([4])
     sampling = ["--temperature", "0.7", "--top-k", "5", "--top-p", "0.9", "--seed", "11", "--ignore-eos"]

@@ -50,14 +50,14 @@ class IterativeScheduler(BatchingPolicy):
             self.waiting.remove(request)
 
     def schedule(self, now: float) -> Batch:
-        """The named sequences' next tokens."""
-        for request in list(self.waiting):
+        """The named sequences' next tokens; those that wait for room start in the order in which they came."""
+        out_of_blocks = False
+        for request in [request for request in self.waiting if request in self._named]:
             blocks = self.pool.blocks_for(request.max_total_tokens)
-            if request not in self._named:
-                continue
+            out_of_blocks = out_of_blocks or blocks > self.pool.num_free
             if len(self.running) >= self._max_num_seqs:
                 request.waited.seats += 1
-            elif blocks > self.pool.num_free:
+            elif out_of_blocks:
                 request.waited.blocks += 1
             else:
                 request.block_table = self.pool.allocate(blocks)

@@ -88,5 +88,9 @@ def _show(answer: Generation, as_json: bool, stats: bool) -> None:
             "num_output_tokens": answer.num_output_tokens,
         }
         print(json.dumps(fields | {"stats": answer.stats} if stats else fields))
-    elif stats:
+        return
+    if not answer.text and answer.finish_reason == "stop":
+        hint = "the model's first token ended the answer; --ignore-eos goes on, or give it a text to continue"
+        print(f"(empty: {hint})", file=sys.stderr)
+    if stats:
         print(json.dumps(answer.stats), file=sys.stderr)

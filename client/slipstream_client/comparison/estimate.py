@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from slipstream_client.comparison.workload import WorkloadRequest
 
-# A step of r rows on a two-core machine with the demo model; what a warm-up then corrects by one factor.
-STEP_S = 0.014
-ROW_S = 0.002
+# A step of r rows with the demo model on two cores, server and clients beside it; a warm-up then corrects both by one
+# factor.
+STEP_S = 0.022
+ROW_S = 0.0034
 
 LOCK_STEP = ("static", "dynamic")
 _SEATS = 16
