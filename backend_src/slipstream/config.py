@@ -55,6 +55,7 @@ class EngineConfig:
         kv_cache_bytes: size of the KV pool in bytes.
         admission: `optimistic` (preempts when its forecast was wrong) or `no_evict` (admits only what can finish).
         chunked_prefill: whether a prompt may be spread over several steps.
+        prefix_cache: whether requests of the continuous policy share the blocks of equal beginnings.
         max_queued_requests, max_queued_tokens: beyond these, requests are refused as unavailable.
         threads: CPU threads of the matmuls and kernels; 0 is one per usable core.
         grace_seconds: how long the engine outlives its last door.
@@ -72,6 +73,7 @@ class EngineConfig:
     kv_cache_bytes: int = 768 << 20
     admission: str = "optimistic"
     chunked_prefill: bool = True
+    prefix_cache: bool = True
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
     threads: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +39,14 @@ def refusal(*args: Any, **values: Any) -> str:
 def test_fields_left_out_have_their_defaults() -> None:
     fields = parse(seed=1)
     assert fields.sampling == SamplingParams(max_tokens=256, temperature=1.0, top_k=0, top_p=1.0, seed=1)
-    assert fields.return_token_ids is False
+    assert (fields.return_token_ids, fields.cache_salt, fields.ignored) == (False, "", ())
+
+
+def test_what_an_engine_has_no_use_for_is_taken_and_named() -> None:
+    limits = replace(LIMITS, ignored=frozenset(["cache_salt"]))
+    assert parse_fields(b'{"cache_salt": "a", "seed": 1}', {}, 10, limits).ignored == ("cache_salt",)
+    assert parse(cache_salt="a").cache_salt == "a"
+    assert parse(cache_salt="a").ignored == ()
 
 
 @pytest.mark.parametrize("text", [None, b"", "{}", " { } "])
@@ -173,6 +181,9 @@ def test_a_value_in_range_means_what_it_says(name: str, value: Any, meaning: Any
         ("stop_token_ids", [[]], "a number"),
         ("stop_token_ids", [None], "a number"),
         ("stop_length", 0, "allowed are 1 to 512"),
+        ("cache_salt", "", "a string of 1 to 256 characters"),
+        ("cache_salt", "x" * 257, "a string of 1 to 256 characters"),
+        ("cache_salt", 5, "a string of 1 to 256 characters"),
         ("return_token_ids", 1, "true or false"),
     ],
     ids=lambda value: repr(value)[:20],
@@ -202,7 +213,7 @@ def test_a_value_out_of_range_is_refused_by_the_fields_name(name: str, value: An
         (b'"{}"', "sampling_parameters is '{}'; it must be a JSON object"),
         (b'{"temperature": NaN}', "temperature is nan"),
         (b'{"temperature": -Infinity}', "temperature is -inf"),
-        (b'{"temprature": 1}', "unknown field 'temprature'; known are ignore_eos, max_tokens"),
+        (b'{"temprature": 1}', "unknown field 'temprature'; known are cache_salt, ignore_eos, max_tokens"),
         (b'{"\\ud83d": 1}', "unknown field '\\ud83d'"),
         (b'{"": 1}', "unknown field ''"),
         (b'{"' + b"x" * 1000 + b'": 1}', "unknown field 'xxx"),
@@ -270,6 +281,7 @@ names = st.sampled_from(
         "ignore_eos",
         "stop_token_ids",
         "stop_length",
+        "cache_salt",
         "return_token_ids",
     ]
 )

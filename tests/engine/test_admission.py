@@ -37,14 +37,14 @@ def test_a_lone_request_is_admitted_whatever_the_forecast_says() -> None:
     admission = Optimistic(pool)
     for _ in range(10):
         admission.record(running(0, 1, 900, 1000, BlockPool(200, 8)))
-    assert admission.admits(make_request(1, 16, 1000), [])
+    assert admission.admits(make_request(1, 16, 1000), [], [])
 
 
 @pytest.mark.parametrize(("num_blocks", "admits"), [(3, False), (4, True)])
 def test_without_a_history_each_sequence_is_expected_to_grow_by_one_block(num_blocks: int, admits: bool) -> None:
     pool = BlockPool(num_blocks, 8)
     one = running(0, 8, 0, 100, pool)
-    assert Optimistic(pool).admits(make_request(1, 8, 100), [one]) == admits
+    assert Optimistic(pool).admits(make_request(1, 8, 100), [one], []) == admits
 
 
 @pytest.mark.parametrize(("num_blocks", "admits"), [(5, False), (6, True)])
@@ -58,24 +58,24 @@ def test_the_peak_is_looked_for_at_the_moments_at_which_a_sequence_ends(num_bloc
     admission = Optimistic(pool)
     for _ in range(3):
         admission.record(running(9, 1, 16, 100, BlockPool(3, 8)))
-    assert admission.admits(make_request(1, 9, 100), [running(0, 8, 8, 100, pool)]) == admits
+    assert admission.admits(make_request(1, 9, 100), [running(0, 8, 8, 100, pool)], []) == admits
 
 
 @pytest.mark.parametrize(("max_tokens", "admits"), [(2, True), (100, False)])
 def test_nobody_is_expected_to_grow_beyond_max_tokens(max_tokens: int, admits: bool) -> None:
     pool = BlockPool(4, 8)
     one = running(0, 14, 1, max_tokens, pool)
-    assert Optimistic(pool).admits(make_request(1, 7, max_tokens), [one]) == admits
+    assert Optimistic(pool).admits(make_request(1, 7, max_tokens), [one], []) == admits
 
 
 def test_blocks_that_are_not_free_are_not_promised() -> None:
     pool = BlockPool(4, 8)
     pool.allocate(3)
-    assert not Optimistic(pool).admits(make_request(1, 8, 1), [])
+    assert not Optimistic(pool).admits(make_request(1, 8, 1), [], [])
 
 
 @pytest.mark.parametrize(("max_tokens", "admits"), [(8, True), (9, False)])
 def test_no_evict_admits_only_what_can_run_to_its_max_tokens(max_tokens: int, admits: bool) -> None:
     pool = BlockPool(5, 8)
     one = running(0, 8, 0, 16, pool)
-    assert NoEvict(pool).admits(make_request(1, 8, max_tokens), [one]) == admits
+    assert NoEvict(pool).admits(make_request(1, 8, max_tokens), [one], []) == admits

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from observed import ObservedEngine
-from scripted import BLOCK_SIZE, DOOR, VOCAB_SIZE, ScriptedRunner, make_config, make_request
+from scripted import BLOCK_SIZE, DOOR, VOCAB_SIZE, ScriptedRunner, make_config, make_prompt, make_request
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch
 from slipstream.engine.request import FINISH_LENGTH
@@ -33,6 +33,8 @@ class Arrival:
     stop_length: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    family: int = -1  # requests of one family have prompts that begin alike; -1 is the only one of its kind
+    salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Scenario:
     not_finite: frozenset[tuple[int, int]] = frozenset()  # (request, output index)
     max_queued_requests: int = 100
     max_queued_tokens: int = 10_000
+    prefix_cache: bool = True
 
     def config(self) -> EngineConfig:
         return make_config(
@@ -58,6 +61,7 @@ class Scenario:
             chunked_prefill=self.chunked_prefill,
             max_queued_requests=self.max_queued_requests,
             max_queued_tokens=self.max_queued_tokens,
+            prefix_cache=self.prefix_cache,
         )
 
     def runner(self) -> ScriptedRunner:
@@ -86,6 +90,8 @@ arrivals = st.builds(
     stop_length=st.one_of(st.just(0), st.integers(1, 60)),
     ignore_eos=st.booleans(),
     stop_token_ids=st.one_of(st.just(()), st.tuples(st.integers(0, VOCAB_SIZE - 1))),
+    family=st.integers(-1, 1),
+    salt=st.sampled_from(["", "", "", "salt"]),
 )
 scenarios = st.builds(
     Scenario,
@@ -109,6 +115,7 @@ troubled_scenarios = st.builds(
     not_finite=st.frozensets(st.tuples(st.integers(0, 11), st.integers(0, 20)), max_size=4),
     max_queued_requests=st.integers(1, 12),
     max_queued_tokens=st.integers(1, 200),
+    prefix_cache=st.booleans(),
 )
 
 
@@ -119,6 +126,7 @@ class ObservedScheduler:
         self._scheduler = observed.scheduler
         self._budget = observed.runner.token_budget
         self._seats = scenario.seats
+        self._prefix_cache = scenario.prefix_cache
         self._no_evict = scenario.admission == "no_evict"
         self._schedule = observed.scheduler.schedule
         observed.scheduler.schedule = self.schedule
@@ -159,10 +167,14 @@ class ObservedScheduler:
         for request, chunk in chunks.items():
             end = chunk.start + chunk.num_tokens
             assert chunk.start == request.num_computed
+            assert request in running or chunk.start % BLOCK_SIZE == 0
+            assert request in running or self._prefix_cache or chunk.start == 0
             assert chunk.num_tokens >= 1
             assert chunk.token_ids == request.token_ids[chunk.start : end]
             assert chunk.sample == (end == request.num_tokens)
             assert len(request.block_table) == scheduler.pool.blocks_for(end), "blocks are not taken on demand"
+            written = request.block_table[chunk.start // BLOCK_SIZE :]
+            assert scheduler.pool.num_exclusive(written) == len(written), "what others read is written"
         return batch
 
 
@@ -190,13 +202,14 @@ def submit(observed: ObservedEngine, scenario: Scenario, number: int, arrival: A
     """Add one request; it is refused exactly when the contract says so."""
     request = make_request(
         number,
-        arrival.prompt,
+        make_prompt(arrival.prompt, number if arrival.family < 0 else 100 + arrival.family),
         arrival.max_tokens,
         stop_length=arrival.stop_length,
         ignore_eos=arrival.ignore_eos,
         stop_token_ids=arrival.stop_token_ids,
         seed=number,
     )
+    request.cache_salt = arrival.salt
     scheduler: Any = observed.scheduler
     longest = arrival.prompt + arrival.max_tokens
     needed = longest if scenario.admission == "no_evict" else arrival.prompt + 1
@@ -246,6 +259,13 @@ def test_cancels_failed_steps_and_broken_logits_take_nobody_else_with_them(scena
             assert any(number == key[1] for _, number in scenario.cancels)
     for key in hit:
         assert observed.reasons[key] == "error"
+
+
+def test_random_scenarios_do_hit_the_prefix_cache() -> None:
+    """What the properties above would not notice: a cache that never finds anything."""
+    arrivals = [Arrival(step, 40, 5, family=0) for step in (0, 3, 6)]
+    stats = play(Scenario(12, 2, 40, "optimistic", True, arrivals)).engine.stats()
+    assert stats.prefix_hit_tokens == 2 * 32
 
 
 def crowded(prompt: int, max_tokens: int) -> Scenario:

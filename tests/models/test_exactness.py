@@ -83,6 +83,24 @@ def test_preempted_equals_uninterrupted(tiny_llama: Path) -> None:
     assert_all_same_bits(answers, reference)
 
 
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_cached_equals_computed(tiny_llama: Path, alone: list[Answer], block_size: int) -> None:
+    """All prompts again, all at once, and the next turn of one that knows its whole conversation."""
+    engine = TinyEngine(tiny_llama, block_size=block_size)
+    for number, prompt in enumerate(PROMPTS):
+        engine.start(100 + number, prompt, max_tokens=MAX_TOKENS)
+    engine.run()
+    again = [engine.start(number, prompt, max_tokens=MAX_TOKENS) for number, prompt in enumerate(PROMPTS)]
+    assert_all_same_bits(engine.run(), alone)
+    expected = [(len(prompt) - 1) // block_size * block_size for prompt in PROMPTS]
+    assert [request.num_cached for request in again] == expected
+    assert sum(expected) > 100
+    turn = PROMPTS[1] + alone[1].token_ids + PROMPTS[2]
+    answer = engine.answer(turn, max_tokens=MAX_TOKENS)
+    assert_same_bits(answer, TinyEngine(tiny_llama).answer(turn, max_tokens=MAX_TOKENS))
+    assert engine.engine.stats().prefix_hit_tokens > sum(expected) + len(PROMPTS[1])
+
+
 @pytest.mark.parametrize("policy", ["lockstep", "iterative"])
 @pytest.mark.parametrize("seats", [3, 10])
 def test_every_batcher_equals_the_continuous_one(
@@ -100,7 +118,7 @@ def test_the_block_size_changes_nothing(tiny_llama: Path, alone: list[Answer], b
 
 def test_the_order_of_the_blocks_changes_nothing(tiny_llama: Path, alone: list[Answer]) -> None:
     engine = TinyEngine(tiny_llama)
-    random.Random(0).shuffle(engine.engine.scheduler.pool._free)
+    random.Random(0).shuffle(engine.engine.scheduler.pool._empty)
     requests = [engine.start(number, prompt, max_tokens=MAX_TOKENS) for number, prompt in enumerate(PROMPTS)]
     engine.step()
     assert requests[1].block_table != sorted(requests[1].block_table)
@@ -122,14 +140,17 @@ def test_the_number_of_threads_changes_nothing(tiny_llama: Path, alone: list[Ans
 def test_any_schedule_gives_the_same_bits(
     tiny_llama: Path, alone: list[Answer], order: list[int], gaps: list[int], budget: int, num_blocks: int, seats: int
 ) -> None:
-    """Arrivals, chunks and preemptions together, at random."""
+    """Arrivals, chunks, preemptions and cached beginnings together, at random; every prompt comes twice."""
     engine = TinyEngine(tiny_llama, max_num_seqs=seats, max_num_batched_tokens=budget, num_blocks=num_blocks)
     for number, gap in zip(order, gaps, strict=True):
         engine.start(number, PROMPTS[number], max_tokens=MAX_TOKENS)
+        engine.start(100 + number, PROMPTS[number], max_tokens=MAX_TOKENS)
         for _ in range(gap):
             if engine.engine.has_work:
                 engine.step()
-    assert_all_same_bits(engine.run(), alone)
+    answers = engine.run()
+    assert_all_same_bits(answers, alone)
+    assert_all_same_bits({number: answers[100 + number] for number in order}, alone)
 
 
 # --- drawn tokens

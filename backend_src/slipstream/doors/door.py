@@ -34,6 +34,8 @@ _ERRORS = {
     messages.UNAVAILABLE: Unavailable,
     messages.CANCELLED: Cancelled,
 }
+# What the other policies take so that all batchers can be sent the same request; `stats` names it as ignored.
+_ONLY_CONTINUOUS = frozenset(["cache_salt"])
 # Set by the server itself beside a client's parameters.
 _SERVER_PARAMETERS = ("id",)
 
@@ -55,7 +57,8 @@ class Door:
         self._link = EngineLink(config, runtime_directory(), self._on_update, self._on_down, server_pid=os.getppid())
         info = self._link.start()
         self._codec = TextCodec(folder, info.max_model_len)
-        self._limits = Limits(info.max_model_len, info.vocab_size)
+        ignored = _ONLY_CONTINUOUS if config.policy != "continuous" else frozenset()
+        self._limits = Limits(info.max_model_len, info.vocab_size, ignored)
         self._ids = itertools.count()
         pb_utils.Logger.log_info(
             f"{args['model_name']}: engine {info.engine!r} (pid {info.pid}) serves {info.model} on {info.device}, "
@@ -102,7 +105,9 @@ class Door:
             raise InvalidRequest("the prompt is empty; it needs at least one token")
         check_token_ids("input_ids", prompt_ids, self._limits.vocab_size)
         fields = parse_fields(sampling_json, parameters, len(prompt_ids), self._limits)
-        return NewRequest(next(self._ids), prompt_ids, fields.sampling, time.monotonic(), stream), fields
+        arrival_time = time.monotonic()
+        new = NewRequest(next(self._ids), prompt_ids, fields.sampling, arrival_time, stream, fields.cache_salt)
+        return new, fields
 
 
 def request_parameters(request: Any) -> dict[str, Any]:
@@ -159,10 +164,12 @@ def stats_json(stats: RequestStats | None, fields: RequestFields, num_input: int
         "inference_ms": milliseconds(stats.inference_s),
         "num_input_tokens": num_input,
         "num_output_tokens": len(output_ids),
-        "cached_tokens": 0,
+        "cached_tokens": stats.num_cached,
         "preemptions": stats.num_preemptions,
         "waited_for": {"seats": stats.waited.seats, "blocks": stats.waited.blocks, "budget": stats.waited.budget},
     }
+    if fields.ignored:
+        values["ignored"] = fields.ignored
     if fields.return_token_ids:
         values["output_ids"] = output_ids
     return json.dumps(values)

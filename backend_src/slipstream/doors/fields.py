@@ -14,6 +14,7 @@ from slipstream.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 256
 _MOST_JSON_BYTES = 1 << 20
+_LONGEST_SALT = 256
 
 # Known to users of other servers, and part of this contract, but not computed by this version.
 _NOT_SUPPORTED = frozenset(
@@ -21,7 +22,6 @@ _NOT_SUPPORTED = frozenset(
         "best_of",
         "bad_words",
         "allowed_token_ids",
-        "cache_salt",
         "cumulative_logprob",
         "echo",
         "frequency_penalty",
@@ -52,10 +52,11 @@ _NOT_SUPPORTED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the model and the engine allow."""
+    """What the model and the engine allow, and the fields that they take and have no use for."""
 
     max_model_len: int
     vocab_size: int
+    ignored: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class RequestFields:
 
     sampling: SamplingParams
     return_token_ids: bool
+    cache_salt: str
+    ignored: tuple[str, ...]
 
 
 def parse_fields(
@@ -88,6 +91,7 @@ def parse_fields(
             raise InvalidRequest(f"unknown field {_show(name)}; known are {', '.join(sorted(_READERS))}")
     read = {name: _READERS[name](name, value, limits) for name, value in given.items()}
     return_token_ids = read.pop("return_token_ids", False)
+    cache_salt = read.pop("cache_salt", "")
     room = limits.max_model_len - num_prompt_tokens
     if room < 1:
         raise InvalidRequest(
@@ -102,7 +106,8 @@ def parse_fields(
         )
     if "seed" not in read:
         read["seed"] = secrets.randbits(64)
-    return RequestFields(SamplingParams(max_tokens=max_tokens, **read), return_token_ids)
+    ignored = tuple(sorted(limits.ignored.intersection(given)))
+    return RequestFields(SamplingParams(max_tokens=max_tokens, **read), return_token_ids, cache_salt, ignored)
 
 
 def check_token_ids(field: str, token_ids: list[int], vocab_size: int) -> None:
@@ -182,6 +187,12 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def _salt(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_SALT:
+        raise InvalidRequest(f"{name} is {_show(value)}; it must be a string of 1 to {_LONGEST_SALT} characters")
+    return value
+
+
 def _stop_token_ids(name: str, value: Any, limits: Limits) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise InvalidRequest(f"{name} is {_show(value)}; it must be a list of token ids")
@@ -197,5 +208,6 @@ _READERS: dict[str, Callable[[str, Any, Limits], Any]] = {
     "ignore_eos": lambda name, value, limits: _flag(name, value),
     "stop_token_ids": _stop_token_ids,
     "stop_length": lambda name, value, limits: _whole(name, value, 1, limits.max_model_len),
+    "cache_salt": lambda name, value, limits: _salt(name, value),
     "return_token_ids": lambda name, value, limits: _flag(name, value),
 }

@@ -14,6 +14,7 @@ _GAUGES = {
     "slipstream_kv_cache_usage": "Share of KV blocks in use, 0 to 1",
     "slipstream_kv_blocks_used": "KV blocks in use",
     "slipstream_kv_blocks_peak": "Most KV blocks in use since the previous publication",
+    "slipstream_kv_blocks_cached": "Free KV blocks that the prefix cache could still hand out",
     "slipstream_kv_blocks_total": "KV blocks of the pool",
     "slipstream_engine_up": "1 while the engine process answers, else 0",
 }
@@ -22,6 +23,16 @@ _COUNTERS = {
     "slipstream_prompt_tokens_total": ("prompt_tokens", "Prompt tokens of accepted requests"),
     "slipstream_generation_tokens_total": ("generation_tokens", "Tokens generated"),
     "slipstream_preemptions_total": ("preemptions", "Preemptions by recomputation"),
+    "slipstream_prefix_cache_queries_total": (
+        "prefix_queried_tokens",
+        "Prompt tokens looked up in the prefix cache when their request was first admitted",
+    ),
+    "slipstream_prefix_cache_hits_total": ("prefix_hit_tokens", "Those of them that were found"),
+    "slipstream_prefix_cache_readmission_queries_total": (
+        "readmission_queried_tokens",
+        "Tokens looked up in the prefix cache when a preempted request came back",
+    ),
+    "slipstream_prefix_cache_readmission_hits_total": ("readmission_hit_tokens", "Those of them that were found"),
     "slipstream_steps_total": ("steps", "Steps computed"),
     "slipstream_useful_tokens_total": ("useful_tokens", "Rows put through the model that served a request"),
     "slipstream_computed_tokens_total": ("computed_tokens", "Rows put through the model, padding included"),
@@ -117,6 +128,7 @@ class MetricsPublisher:
             "slipstream_kv_cache_usage": stats.kv_blocks_used / total if total else 0.0,
             "slipstream_kv_blocks_used": stats.kv_blocks_used,
             "slipstream_kv_blocks_peak": stats.kv_blocks_peak,
+            "slipstream_kv_blocks_cached": stats.kv_blocks_cached,
             "slipstream_kv_blocks_total": total,
             "slipstream_engine_up": up,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import accumulate
 
 from slipstream.engine.block_pool import BlockPool
@@ -47,14 +47,21 @@ class Optimistic:
         """Learn from a finished request."""
         self._history.record(request.num_output_tokens)
 
-    def admits(self, candidate: Request, running: Iterable[Request]) -> bool:
+    def admits(self, candidate: Request, running: Sequence[Request], cached: list[int]) -> bool:
+        """Whether a request may start now whose first blocks are `cached`."""
         pool = self._pool
-        if pool.blocks_for(candidate.num_tokens + 1) > pool.num_free:
+        kept = pool.num_kept_of(cached)
+        if pool.blocks_for(candidate.num_tokens + 1) - len(cached) + kept > pool.num_free:
             return False
-        forecast = sorted(((self._remaining(r), r.num_tokens) for r in (*running, candidate)), reverse=True)
-        held = 0
-        for count, (remaining, num_tokens) in enumerate(forecast, start=1):
-            held += pool.blocks_for(num_tokens)
+        forecast = [(self._remaining(candidate), pool.blocks_for(candidate.num_tokens) - len(cached) + kept)]
+        held = pool.num_used  # first by several sequences, and assumed to stay so
+        for request in running:
+            exclusive = pool.num_exclusive(request.block_table)
+            held -= exclusive
+            shared = len(request.block_table) - exclusive
+            forecast.append((self._remaining(request), pool.blocks_for(request.num_tokens) - shared))
+        for count, (remaining, num_blocks) in enumerate(sorted(forecast, reverse=True), start=1):
+            held += num_blocks
             if count > 1 and held + count * (remaining / pool.block_size) > pool.num_blocks:
                 return False
         return True
@@ -75,6 +82,7 @@ class NoEvict:
     def record(self, request: Request) -> None:
         """Nothing to learn: the guarantee does not depend on the past."""
 
-    def admits(self, candidate: Request, running: Iterable[Request]) -> bool:
+    def admits(self, candidate: Request, running: Sequence[Request], cached: list[int]) -> bool:
+        """Whether a request may start now; a block that several hold is counted for each, since any may end first."""
         needed = sum(self._pool.blocks_for(r.max_total_tokens) for r in (*running, candidate))
         return needed <= self._pool.num_blocks

@@ -108,7 +108,13 @@ class Engine:
         stats.running, stats.waiting = scheduler.num_running, scheduler.num_waiting
         stats.kv_blocks_used = scheduler.pool.num_used
         stats.kv_blocks_peak = max(self._blocks_peak, stats.kv_blocks_used)
+        stats.kv_blocks_cached = scheduler.pool.num_kept
         stats.preemptions = scheduler.num_preemptions
+        if scheduler.cache is not None:
+            stats.prefix_queried_tokens = scheduler.cache.queried_tokens
+            stats.prefix_hit_tokens = scheduler.cache.hit_tokens
+            stats.readmission_queried_tokens = scheduler.cache.readmission_queried_tokens
+            stats.readmission_hit_tokens = scheduler.cache.readmission_hit_tokens
         stats.finished = dict(self.num_finished)
         self._blocks_peak = 0
         return stats

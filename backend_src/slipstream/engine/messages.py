@@ -21,6 +21,7 @@ class NewRequest(msgspec.Struct):
     sampling: SamplingParams
     arrival_time: float
     stream: bool
+    cache_salt: str = ""
 
 
 class Submit(msgspec.Struct, tag=True):
@@ -52,6 +53,7 @@ class RequestStats(msgspec.Struct):
     queue_s: float
     first_token_s: float | None
     inference_s: float
+    num_cached: int
     num_preemptions: int
     waited: Waited
 
@@ -64,6 +66,7 @@ class RequestStats(msgspec.Struct):
             queue_s=scheduled - request.arrival_time,
             first_token_s=None if first_token is None else first_token - request.arrival_time,
             inference_s=end - scheduled,
+            num_cached=request.num_cached,
             num_preemptions=request.num_preemptions,
             waited=request.waited,
         )
@@ -101,11 +104,16 @@ class EngineStats(msgspec.Struct):
     running: int = 0
     waiting: int = 0
     kv_blocks_used: int = 0
+    kv_blocks_cached: int = 0
     kv_blocks_total: int = 0
     kv_blocks_peak: int = 0  # since the last publication
     prompt_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    readmission_queried_tokens: int = 0
+    readmission_hit_tokens: int = 0
     steps: int = 0
     useful_tokens: int = 0
     computed_tokens: int = 0

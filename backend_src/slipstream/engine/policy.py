@@ -8,6 +8,7 @@ from collections import deque
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch
 from slipstream.engine.block_pool import BlockPool
+from slipstream.engine.prefix_cache import PrefixCache
 from slipstream.engine.request import FINISH_CANCELLED, Request
 from slipstream.errors import InvalidRequest
 
@@ -17,6 +18,7 @@ class BatchingPolicy(ABC):
 
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
         self.pool = pool
+        self.cache: PrefixCache | None = None
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -36,8 +38,9 @@ class BatchingPolicy(ABC):
 
     @property
     def num_held_tokens(self) -> int:
-        """Tokens of unfinished requests whose keys and values lie in the pool; padding is not counted."""
-        return sum(request.num_computed for request in self.running if not request.finished)
+        """Tokens of unfinished requests whose keys and values lie in the pool: shared ones once, padding not."""
+        held = sum(request.num_computed for request in self.running if not request.finished)
+        return held - self.pool.num_shares * self.pool.block_size  # what is shared is full
 
     @abstractmethod
     def add(self, request: Request) -> None:

@@ -321,7 +321,8 @@ class EngineProcess:
 
     def _add(self, identity: bytes, new: NewRequest) -> Output | None:
         """Queue one request; the answer to it if it is refused."""
-        request = Request((identity, new.id), new.prompt_ids, new.sampling, new.arrival_time, new.stream)
+        key = (identity, new.id)
+        request = Request(key, new.prompt_ids, new.sampling, new.arrival_time, new.stream, new.cache_salt)
         try:
             if self._drain_until is not None:
                 raise Unavailable("the server is shutting down")

@@ -47,6 +47,9 @@ class Request:
         key: unique while the request lives; chosen by who submits it.
         token_ids: the prompt, then the output.
         num_computed: tokens whose keys and values lie in the cache, from the first on.
+        num_cached: tokens that were found in the prefix cache when it was first admitted.
+        cache_salt: only requests with the same salt share cached blocks.
+        cache_link, num_offered_blocks: how far the prefix cache knows its blocks (see `PrefixCache`).
         stream: whether each step's tokens are reported, or all at the end.
         num_reported: output tokens that were reported.
         padding: left padding before the first token, in cache slots (lock-step batches only).
@@ -57,13 +60,17 @@ class Request:
     __slots__ = (
         "arrival_time",
         "block_table",
+        "cache_link",
+        "cache_salt",
         "error",
         "finish_reason",
         "finish_time",
         "first_scheduled_time",
         "first_token_time",
         "key",
+        "num_cached",
         "num_computed",
+        "num_offered_blocks",
         "num_preemptions",
         "num_prompt_tokens",
         "num_reported",
@@ -81,6 +88,7 @@ class Request:
         sampling: SamplingParams,
         arrival_time: float,
         stream: bool = True,
+        cache_salt: str = "",
     ) -> None:
         self.key = key
         self.stream = stream
@@ -93,6 +101,10 @@ class Request:
         self.first_token_time: float | None = None
         self.finish_time: float | None = None
         self.num_computed = 0
+        self.num_cached = 0
+        self.cache_salt = cache_salt
+        self.cache_link: int | str = cache_salt
+        self.num_offered_blocks = 0
         self.padding = 0
         self.block_table: list[int] = []
         self.num_preemptions = 0

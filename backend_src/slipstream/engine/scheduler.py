@@ -11,6 +11,7 @@ from slipstream.engine.admission import NoEvict, Optimistic
 from slipstream.engine.batch import Batch, Chunk
 from slipstream.engine.block_pool import BlockPool
 from slipstream.engine.policy import BatchingPolicy
+from slipstream.engine.prefix_cache import PrefixCache
 from slipstream.engine.request import FINISH_CANCELLED, FINISH_LENGTH, Request
 from slipstream.errors import InvalidRequest, Unavailable
 
@@ -21,6 +22,8 @@ class ContinuousScheduler(BatchingPolicy):
     def __init__(self, config: EngineConfig, pool: BlockPool, token_budget: int) -> None:
         # `running` is in order of admission: the last is the newest, and the first victim.
         super().__init__(config, pool)
+        if config.prefix_cache:
+            self.cache = PrefixCache(pool)
         self._token_budget = token_budget
         self._chunked_prefill = config.chunked_prefill
         self._admission = NoEvict(pool) if config.admission == "no_evict" else Optimistic(pool)
@@ -75,7 +78,7 @@ class ContinuousScheduler(BatchingPolicy):
                 continue  # preempted, or ended by outgrowing the pool, earlier in this step
             # One token of the budget stays for each sequence after this one, so a chunk never starves a decode.
             kept = len(self.running) - position - 1
-            count = self._chunk_length(request, budget - kept)
+            count = self._chunk_length(request, request.num_computed, budget - kept)
             if count and self._grow(request, count, chunks, now):
                 chunks[request] = self._chunk(request, count)
                 # A victim that was in the batch has given its tokens back.
@@ -96,6 +99,10 @@ class ContinuousScheduler(BatchingPolicy):
         changed = [chunk.request for chunk in batch.sampled]
         for request, token_id in zip(changed, token_ids, strict=True):
             request.append(token_id, eos_token_ids, now)
+        if self.cache is not None:
+            for chunk in batch.chunks:
+                if chunk.request.error is None:
+                    self.cache.offer(chunk.request)
         for request in [request for request in self.running if request.finished]:
             self._release(request)
             self.running.remove(request)
@@ -119,20 +126,18 @@ class ContinuousScheduler(BatchingPolicy):
     def _admit(self, chunks: dict[Request, Chunk], budget: int, now: float) -> None:
         while self.waiting:
             request = self.waiting[0]
-            count = self._chunk_length(request, budget)
+            cached = self.cache.find(request) if self.cache is not None else []
+            count = self._chunk_length(request, len(cached) * self.pool.block_size, budget)
             if len(self.running) >= self._max_num_seqs:
                 lacking = "seats"
             elif not count:
                 lacking = "budget"
-            elif not self._admission.admits(request, self.running):
+            elif not self._admission.admits(request, self.running, cached):
                 lacking = "blocks"
             else:
                 self.waiting.popleft()
                 self._queued_tokens -= request.num_tokens
-                self.running.append(request)
-                if request.first_scheduled_time is None:
-                    request.first_scheduled_time = now
-                request.block_table.extend(self.pool.allocate(self.pool.blocks_for(count)))
+                self._start(request, cached, count, now)
                 chunks[request] = self._chunk(request, count)
                 budget -= count
                 continue
@@ -140,9 +145,19 @@ class ContinuousScheduler(BatchingPolicy):
                 setattr(blocked.waited, lacking, getattr(blocked.waited, lacking) + 1)
             return
 
-    def _chunk_length(self, request: Request, budget: int) -> int:
-        needed = request.num_tokens - request.num_computed
-        if not self._chunked_prefill and request.num_computed == 0 and budget < needed <= self._token_budget:
+    def _start(self, request: Request, cached: list[int], count: int, now: float) -> None:
+        """Give a request a seat, its cached blocks, and those for its first `count` tokens after them."""
+        self.running.append(request)
+        if request.first_scheduled_time is None:
+            request.first_scheduled_time = now
+        if self.cache is not None:
+            self.cache.admit(request, cached)
+        blocks = self.pool.blocks_for(request.num_computed + count) - len(request.block_table)
+        request.block_table.extend(self.pool.allocate(blocks))
+
+    def _chunk_length(self, request: Request, num_computed: int, budget: int) -> int:
+        needed = request.num_tokens - num_computed
+        if not self._chunked_prefill and not request.block_table and budget < needed <= self._token_budget:
             return 0
         # A preempted sequence that has outgrown a whole step's budget comes back in chunks whatever the switch says.
         return max(0, min(needed, budget))
