@@ -1,6 +1,6 @@
 """The engine's configuration: the parameters of a config.pbtxt, overridden by the environment, validated once.
 
-No other module of the server side reads the environment.
+Models and their cache folder have variables of their own, read by the model store.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class EngineConfig:
         admission: `optimistic` (preempts when its forecast was wrong) or `no_evict` (admits only what can finish).
         chunked_prefill: whether a prompt may be spread over several steps.
         prefix_cache: whether requests of the continuous policy share the blocks of equal beginnings.
-        max_queued_requests, max_queued_tokens: beyond these, requests are refused as unavailable.
+        max_queued_requests, max_queued_tokens: beyond these, requests are refused as unavailable (continuous policy;
+            in front of the others Triton has the queue).
         threads: CPU threads of the matmuls and kernels; 0 is one per usable core.
         grace_seconds: how long the engine outlives its last door.
     """

@@ -25,9 +25,9 @@ app.add_typer(model.app, name="model")
 
 
 def main() -> None:
-    """Run the command line; an expected failure is one line on standard error and exit code 1."""
+    """Run the command line; an expected failure, or one of the system's, is one line on standard error, exit code 1."""
     try:
         app()
-    except SlipstreamError as error:
+    except (SlipstreamError, OSError) as error:
         print(f"slipstream: {error}", file=sys.stderr)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""The tensors of every door, on the wire: the one module that knows a door's inputs and outputs.
+"""The tensors of every door, on the wire: the one module that knows a door's inputs and outputs over gRPC.
 
 Three families of doors exist (shapes in brackets):
 
@@ -57,6 +57,7 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool
     stop_token_ids: list[int]
     stop_length: int
+    cache_salt: str
     return_token_ids: bool
 
 

@@ -18,8 +18,7 @@ slipstream_steps_total{{model="continuous",version="1",batcher="continuous"}} {s
 slipstream_useful_tokens_total{{model="continuous",version="1",batcher="continuous"}} {useful}
 slipstream_computed_tokens_total{{model="continuous",version="1",batcher="continuous"}} {computed}
 slipstream_computed_tokens_total{{model="dynamic",version="1",batcher="dynamic"}} 77777
-slipstream_kv_held_token_steps_total{{model="continuous",version="1",batcher="continuous"}} {held}
-slipstream_kv_reserved_token_steps_total{{model="continuous",version="1",batcher="continuous"}} {reserved}
+slipstream_kv_waste_steps_total{{model="continuous",version="1",batcher="continuous"}} {waste}
 slipstream_kv_blocks_peak{{model="continuous",version="1",batcher="continuous"}} {peak}
 slipstream_preemptions_total{{model="continuous",version="1",batcher="continuous"}} 2
 slipstream_requests_finished_total{{model="continuous",version="1",batcher="continuous",reason="stop"}} 3
@@ -29,7 +28,7 @@ slipstream_requests_waiting{{model="continuous",version="1",batcher="continuous"
 nv_inference_count{{model="continuous",version="1"}} 12
 """
 
-IDLE = {"steps": 10, "useful": 100, "computed": 200, "held": 10, "reserved": 1000, "peak": 90, "running": 0}
+IDLE = {"steps": 10, "useful": 100, "computed": 200, "waste": 0.5, "peak": 90, "running": 0}
 
 
 class MetricsPage:
@@ -79,7 +78,7 @@ def test_a_run_is_the_difference_and_its_peak_is_its_own(page: MetricsPage) -> N
     threading.Timer(
         0.3,
         lambda: page.values.update(
-            {"steps": 20, "useful": 160, "computed": 300, "held": 310, "reserved": 1400, "peak": 20, "running": 0}
+            {"steps": 20, "useful": 160, "computed": 300, "waste": 3.0, "peak": 20, "running": 0}
         ),
     ).start()
     figures = watch.stop()
@@ -87,7 +86,7 @@ def test_a_run_is_the_difference_and_its_peak_is_its_own(page: MetricsPage) -> N
         useful_tokens=60,
         computed_tokens=100,
         padding_fraction=pytest.approx(0.4),
-        kv_waste_fraction=pytest.approx(1 - 300 / 400),
+        kv_waste_fraction=pytest.approx(2.5 / 10),
         kv_peak_blocks=40,
         preemptions=0,
     )

@@ -40,7 +40,12 @@ def test_every_request_is_sent_once_and_never_more_at_a_time_than_asked(triton: 
     assert all(record.error is None for record in records)
     assert [record.output_tokens for record in records] == [4] * 12
     assert {record.id for record in records} == {f"{batcher}-c3-{index:05d}" for index in range(12)}
-    assert triton.received[0].sampling[0] == workload.requests[0].sampling()
+    # With a salt for this run, so that it finds in no prefix cache what an earlier one has computed.
+    samplings = [sampling for received in triton.received for sampling in received.sampling]
+    (salt,) = {sampling.pop("cache_salt") for sampling in samplings}
+    assert samplings[0] == workload.requests[0].sampling()
+    run(triton, workload, LoadOptions(batcher, 3))
+    assert triton.received[-1].sampling[0]["cache_salt"] != salt
 
 
 def test_a_streaming_run_notes_every_chunk_with_its_time_and_tokens(triton: FakeTriton) -> None:

@@ -60,7 +60,8 @@ def test_null_is_the_same_as_left_out() -> None:
     names = ["max_tokens", "temperature", "top_k", "top_p", "ignore_eos", "stop_token_ids", "stop_length", "seed"]
     fields = parse(json.dumps(dict.fromkeys(names)))
     assert (fields.sampling.max_tokens, fields.sampling.temperature) == (256, 1.0)
-    assert parse('{"nonsense": null}').sampling.max_tokens == 256
+    assert parse('{"logprobs": null}').sampling.max_tokens == 256
+    assert "unknown field 'nonsense'" in refusal('{"nonsense": null}')
 
 
 def test_each_request_without_a_seed_gets_one_of_its_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from scripted import DOOR, Clock, ScriptedRunner, expected_output, output_of
@@ -122,8 +123,12 @@ class ObservedEngine:
         assert stats.generation_tokens == total("sampled_rows") == sum(map(len, self.delivered.values()))
         assert stats.useful_tokens == total("prefill_rows", "decode_rows")
         assert stats.computed_tokens == total("prefill_rows", "decode_rows", "padding_rows") == self.runner.num_rows
-        assert stats.kv_held_token_steps == total("kv_tokens_held")
-        assert stats.kv_reserved_token_steps == block_size * total("kv_blocks_used")
+        waste = (
+            1 - record["kv_tokens_held"] / (record["kv_blocks_used"] * block_size)
+            for record in records
+            if record["kv_blocks_used"]
+        )
+        assert math.isclose(stats.kv_waste_steps, sum(waste), abs_tol=1e-9)
         assert stats.preemptions == sum(request.num_preemptions for request in self.requests.values())
         assert stats.finished == {reason: list(self.reasons.values()).count(reason) for reason in self.reasons.values()}
         for record in records:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from helpers import PROMPTS, GrpcStream, Refused, ask, ask_batch, generate, sampling_json
@@ -11,6 +13,7 @@ from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server
 
+BLOCK_SIZE = 16
 COUNTERS = (
     "prompt_tokens_total",
     "generation_tokens_total",
@@ -18,8 +21,7 @@ COUNTERS = (
     "computed_tokens_total",
     "steps_total",
     "preemptions_total",
-    "kv_held_token_steps_total",
-    "kv_reserved_token_steps_total",
+    "kv_waste_steps_total",
 )
 
 
@@ -62,11 +64,11 @@ def test_the_counters_of_the_continuous_engine_are_exact(server: TritonServer) -
     assert counted.added["steps_total"] == 5 + 9 + 3
     assert counted.added["useful_tokens_total"] == prompt_tokens + (5 + 9 + 3) - 3
     assert counted.added["computed_tokens_total"] == counted.added["useful_tokens_total"]
-    held = sum(
+    held = [
         answer.num_input_tokens + step for answer in (first, second, third) for step in range(answer.num_output_tokens)
-    )
-    assert counted.added["kv_held_token_steps_total"] == held
-    assert counted.added["kv_reserved_token_steps_total"] >= held
+    ]
+    waste = sum(1 - tokens / (BLOCK_SIZE * math.ceil(tokens / BLOCK_SIZE)) for tokens in held)
+    assert counted.added["kv_waste_steps_total"] == pytest.approx(waste)
 
 
 def test_a_cancelled_request_counts_what_was_computed_of_it(server: TritonServer) -> None:
@@ -96,7 +98,7 @@ def test_a_lock_step_batch_counts_the_padding_that_it_computes(server: TritonSer
     # Every row is computed for as long as the longest, left-padded to the longest.
     assert counted.added["computed_tokens_total"] == 3 * (max(prompt_lengths) + max(lengths) - 1)
     assert counted.added["useful_tokens_total"] == sum(prompt_lengths) + sum(length - 1 for length in lengths)
-    assert counted.added["kv_held_token_steps_total"] < counted.added["kv_reserved_token_steps_total"]
+    assert 0 < counted.added["kv_waste_steps_total"] < max(lengths)
 
 
 @pytest.mark.parametrize("model", ["dynamic", "iterative"])

@@ -84,10 +84,10 @@ def parse_fields(
     """
     values = {**parameters, **_parse_object(sampling_json)}
     given = {name: value for name, value in values.items() if value is not None}
-    for name in given:
-        if name in _NOT_SUPPORTED:
+    for name in values:
+        if name in _NOT_SUPPORTED and name in given:
             raise InvalidRequest(f"{name} is not supported by this version")
-        if name not in _READERS:
+        if name not in _READERS and name not in _NOT_SUPPORTED:
             raise InvalidRequest(f"unknown field {_show(name)}; known are {', '.join(sorted(_READERS))}")
     read = {name: _READERS[name](name, value, limits) for name, value in given.items()}
     return_token_ids = read.pop("return_token_ids", False)

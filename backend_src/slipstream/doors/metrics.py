@@ -36,10 +36,9 @@ _COUNTERS = {
     "slipstream_steps_total": ("steps", "Steps computed"),
     "slipstream_useful_tokens_total": ("useful_tokens", "Rows put through the model that served a request"),
     "slipstream_computed_tokens_total": ("computed_tokens", "Rows put through the model, padding included"),
-    "slipstream_kv_held_token_steps_total": ("kv_held_token_steps", "Sum over steps of tokens held in KV blocks"),
-    "slipstream_kv_reserved_token_steps_total": (
-        "kv_reserved_token_steps",
-        "Sum over steps of KV blocks held x block size",
+    "slipstream_kv_waste_steps_total": (
+        "kv_waste_steps",
+        "Sum over steps of 1 - tokens held / (KV blocks held x block size)",
     ),
 }
 _FINISHED = "slipstream_requests_finished_total"

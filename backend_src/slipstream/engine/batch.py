@@ -24,6 +24,11 @@ class Chunk:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether it is nothing but the newest token of an answer."""
+        return self.sample and self.num_tokens == 1 and self.request.num_output_tokens > 0
+
 
 @dataclass(slots=True)
 class Batch:

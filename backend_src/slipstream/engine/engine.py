@@ -71,6 +71,7 @@ class Engine:
                 self.scheduler.abort(request, self._clock(), reason, error)
                 self._forget(request)
                 ended.append(request)
+        self._check_when_idle()
         return ended
 
     def step(self) -> list[Request]:
@@ -95,8 +96,7 @@ class Engine:
         for request in changed:
             if request.finished:
                 self._forget(request)
-        if not scheduler.has_work:
-            scheduler.check()
+        self._check_when_idle()
         record.run_s = computed - record.start_s - record.schedule_s
         record.update_s = self._clock() - computed
         self._close_record(record)
@@ -119,6 +119,11 @@ class Engine:
         self._blocks_peak = 0
         return stats
 
+    def _check_when_idle(self) -> None:
+        """Assert the scheduler's invariants where that delays nobody."""
+        if not self.requests:
+            self.scheduler.check()
+
     def _forget(self, request: Request) -> None:
         del self.requests[request.key]
         assert request.finish_reason is not None
@@ -126,7 +131,7 @@ class Engine:
 
     def _open_record(self, batch: Batch, start: float) -> StepRecord:
         scheduler = self.scheduler
-        decode_rows = sum(chunk.num_tokens == 1 and not chunk.request.finished for chunk in batch.chunks)
+        decode_rows = sum(chunk.is_decode and not chunk.request.finished for chunk in batch.chunks)
         return StepRecord(
             index=self._stats.steps,
             start_s=start,
@@ -147,8 +152,9 @@ class Engine:
         stats.generation_tokens += record.sampled_rows
         stats.computed_tokens += record.prefill_rows + record.decode_rows + record.padding_rows
         stats.useful_tokens += record.prefill_rows + record.decode_rows
-        stats.kv_held_token_steps += record.kv_tokens_held
-        stats.kv_reserved_token_steps += record.kv_blocks_used * self.scheduler.pool.block_size
+        reserved = record.kv_blocks_used * self.scheduler.pool.block_size
+        if reserved:
+            stats.kv_waste_steps += 1 - record.kv_tokens_held / reserved
         self._blocks_peak = max(self._blocks_peak, record.kv_blocks_used)
         self.records.append(record)
 

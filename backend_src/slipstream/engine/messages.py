@@ -117,8 +117,7 @@ class EngineStats(msgspec.Struct):
     steps: int = 0
     useful_tokens: int = 0
     computed_tokens: int = 0
-    kv_held_token_steps: int = 0
-    kv_reserved_token_steps: int = 0
+    kv_waste_steps: float = 0.0  # sum over steps of the share of the held KV space that has no token
     finished: dict[str, int] = {}
 
 

@@ -13,8 +13,8 @@ class StepRecord:
 
     index: int
     start_s: float
-    prefill_rows: int  # rows of chunks that are more than a sequence's newest token
-    decode_rows: int
+    prefill_rows: int  # all useful rows that are not decode rows
+    decode_rows: int  # of sequences of which nothing but the newest output token was computed
     padding_rows: int  # rows that served no request
     running: int
     waiting: int

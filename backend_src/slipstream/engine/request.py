@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 FINISH_STOP = "stop"
@@ -32,12 +34,18 @@ class SamplingParams(msgspec.Struct, frozen=True):
         return self.temperature < 1e-5
 
 
+Lacking = Literal["seats", "blocks", "budget"]
+
+
 class Waited(msgspec.Struct):
     """In how many steps a request got nothing, by what it lacked."""
 
     seats: int = 0
     blocks: int = 0
     budget: int = 0
+
+    def count(self, lacking: Lacking) -> None:
+        setattr(self, lacking, getattr(self, lacking) + 1)
 
 
 class Request:

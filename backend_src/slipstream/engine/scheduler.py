@@ -12,7 +12,7 @@ from slipstream.engine.batch import Batch, Chunk
 from slipstream.engine.block_pool import BlockPool
 from slipstream.engine.policy import BatchingPolicy
 from slipstream.engine.prefix_cache import PrefixCache
-from slipstream.engine.request import FINISH_CANCELLED, FINISH_LENGTH, Request
+from slipstream.engine.request import FINISH_CANCELLED, FINISH_LENGTH, Lacking, Request
 from slipstream.errors import InvalidRequest, Unavailable
 
 
@@ -128,6 +128,7 @@ class ContinuousScheduler(BatchingPolicy):
             request = self.waiting[0]
             cached = self.cache.find(request) if self.cache is not None else []
             count = self._chunk_length(request, len(cached) * self.pool.block_size, budget)
+            lacking: Lacking
             if len(self.running) >= self._max_num_seqs:
                 lacking = "seats"
             elif not count:
@@ -142,7 +143,7 @@ class ContinuousScheduler(BatchingPolicy):
                 budget -= count
                 continue
             for blocked in self.waiting:  # the head lacks it; those behind wait for the head
-                setattr(blocked.waited, lacking, getattr(blocked.waited, lacking) + 1)
+                blocked.waited.count(lacking)
             return
 
     def _start(self, request: Request, cached: list[int], count: int, now: float) -> None:

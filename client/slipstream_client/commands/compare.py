@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from slipstream_client import control
 from slipstream_client.comparison.comparison import ComparePlan, Comparison, Point, Target, estimate_seconds
 from slipstream_client.comparison.environment import describe_environment, describe_server
 from slipstream_client.comparison.estimate import readable
@@ -49,7 +50,9 @@ def compare(
         str | None, typer.Option(help="Metrics endpoint of that server.", show_default="port 8002 beside 8001")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Language model: built-in name, folder or hub id.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu or cuda.", show_default="as each model is configured")
+    ] = None,
     retries: Annotated[int, typer.Option(min=0, help="Retries of a request that was refused as UNAVAILABLE.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which a request has failed.")] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of the table.")] = False,
@@ -124,11 +127,11 @@ def _announce(plan: ComparePlan, progress: CompareProgress, *, starts_server: bo
 
 @contextlib.contextmanager
 def _target(
-    plan: ComparePlan, url: str | None, metrics_url: str | None, model: str | None, device: str, folder: Path
+    plan: ComparePlan, url: str | None, metrics_url: str | None, model: str | None, device: str | None, folder: Path
 ) -> Iterator[tuple[Target, dict[str, Any]]]:
     """The server to measure, started here unless `url` names one, and what it says about itself."""
     if url is not None:
-        if model is not None or device != "auto":
+        if model is not None or device is not None:
             raise SlipstreamError("--model and --device are the server's: they cannot be changed with --url")
         host, _, port = url.rpartition(":")
         metrics = metrics_url or (f"{host}:8002" if port == "8001" else None)
@@ -148,7 +151,9 @@ def _target(
         log_path=folder / "tritonserver.log",
     ) as server:
         contracts, facts = read_contracts(server.grpc_url, plan.batchers)
-        described = describe_server(list(contracts.values()), facts, model, device)
+        engines = [control.request(path, {"type": "status"}) for path in control.list_engines(server.runtime_dir)]
+        devices = ", ".join(sorted({engine["device"] for engine in engines}))
+        described = describe_server(list(contracts.values()), facts, model, devices)
         yield Target(server.grpc_url, contracts, server.metrics_url, server.process_ids), described
 
 

@@ -32,7 +32,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as one JSON object.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print the server's figures of this request too.")] = False,
 ) -> None:
-    """Generate text. Ctrl-C cancels the request at the server."""
+    """Generate text. Ctrl-C cancels the request at the server; over --http `static` and `dynamic` cannot be told."""
     sampling = _sampling(
         max_tokens=max_tokens,
         temperature=temperature,

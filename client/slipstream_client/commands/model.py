@@ -42,7 +42,7 @@ def pull(
     """Fetch a model once and convert it for the engine. Does nothing where that is done; safe to run twice at once."""
     if name.count("/") != 1:  # of a hub id the hub's own bars are wanted; of a conversion there is no other switch
         os.environ.setdefault("TQDM_DISABLE", "1")
-    with _errors_of_the_store(), _cleanup_on_terminate(), _ProgressLine(Console(stderr=True)) as line:
+    with errors_of_the_store(), _cleanup_on_terminate(), _ProgressLine(Console(stderr=True)) as line:
         from slipstream.models import store
 
         path = store.pull(name, from_file=from_file, progress=line.update)
@@ -58,7 +58,7 @@ def pull(
 @app.command("path")
 def path(name: Annotated[str, typer.Argument(help="A model's name, folder, .gguf file or hub id.")]) -> None:
     """Print the folder that a model is loaded from; nothing is downloaded."""
-    with _errors_of_the_store():
+    with errors_of_the_store():
         from slipstream.models import store
 
         print(store.resolve(name))
@@ -67,7 +67,7 @@ def path(name: Annotated[str, typer.Argument(help="A model's name, folder, .gguf
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List the built-in models and what else was converted into the cache folder."""
-    with _errors_of_the_store():
+    with errors_of_the_store():
         from slipstream.models import store
 
         models = store.list_models()
@@ -136,7 +136,7 @@ class _ProgressLine:
 
 
 @contextmanager
-def _errors_of_the_store() -> Iterator[None]:
+def errors_of_the_store() -> Iterator[None]:
     """Hand on what the server side calls an expected failure as one of the client's."""
     from slipstream.errors import SlipstreamError as StoreError
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from slipstream_client.commands.model import errors_of_the_store, pull
 from slipstream_client.errors import SlipstreamError
 from slipstream_client.server.paths import cache_folder
 from slipstream_client.server.ports import is_free
@@ -37,7 +38,10 @@ def serve(
             help="Language model: a built-in name, a folder, a .gguf file or a hub id; else what config.pbtxt says.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(envvar="SLIPSTREAM_DEVICE", help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[
+        str | None,
+        typer.Option(envvar="SLIPSTREAM_DEVICE", help="auto, cpu or cuda.", show_default="as each model is configured"),
+    ] = None,
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of HTTP; 0 picks a free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of gRPC; 0 picks a free one.")] = 8001,
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of metrics; 0 picks a free one.")] = 8002,
@@ -57,7 +61,7 @@ def serve(
     # Here, since the other commands need none of it.
     from slipstream_client.server.tritonserver import TritonServer
 
-    if device not in ("auto", "cpu", "cuda"):
+    if device not in (None, "auto", "cpu", "cuda"):
         raise SlipstreamError(f"--device is {device!r}; allowed are auto, cpu, cuda")
     names = None if models is None else [name.strip() for name in models.split(",") if name.strip()]
     server = TritonServer(
@@ -211,14 +215,13 @@ def _pull_missing_models(server: TritonServer, model: str | None, as_json: bool)
     except ImportError:  # the models themselves will say that they cannot be loaded
         return
     for name in [model] if model else language_models(server.repository, server.models):
-        try:
-            store.resolve(name)
-        except ModelNotFound as error:
-            if name not in store.BUILT_IN:
-                raise SlipstreamError(str(error)) from error
-            from slipstream_client.commands.model import pull
-
-            pull(name, as_json=as_json)
+        with errors_of_the_store():
+            try:
+                store.resolve(name)
+            except ModelNotFound:
+                if name not in store.BUILT_IN:
+                    raise
+                pull(name, as_json=as_json)
 
 
 def _default_log(http_port: int, host: str) -> Path | None:

@@ -125,14 +125,13 @@ class EngineWatch:
             return None if value is None else value - (self._before.get(name) or 0.0)
 
         useful, computed = added("slipstream_useful_tokens_total"), added("slipstream_computed_tokens_total")
-        held = added("slipstream_kv_held_token_steps_total")
-        reserved = added("slipstream_kv_reserved_token_steps_total")
+        wasted, steps = added("slipstream_kv_waste_steps_total"), added("slipstream_steps_total")
         utilization = self._gpu_utilization
         return EngineFigures(
             useful_tokens=_whole(useful),
             computed_tokens=_whole(computed),
-            padding_fraction=_unused(useful, computed),
-            kv_waste_fraction=_unused(held, reserved),
+            padding_fraction=1 - useful / computed if useful is not None and computed else None,
+            kv_waste_fraction=wasted / steps if wasted is not None and steps else None,
             kv_peak_blocks=_whole(self._peak_blocks),
             preemptions=_whole(added("slipstream_preemptions_total")),
             gpu_utilization=sum(utilization) / len(utilization) if utilization else None,
@@ -150,7 +149,3 @@ def _larger(one: float | None, other: float | None) -> float | None:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
-
-
-def _unused(used: float | None, taken: float | None) -> float | None:
-    return 1 - used / taken if used is not None and taken else None

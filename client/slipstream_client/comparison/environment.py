@@ -38,8 +38,8 @@ def describe_server(
 ) -> dict[str, Any]:
     """What the models' configurations say: one value where all agree, else one for each model.
 
-    `server` names the inference server and its version; `model` and `device` are what it was started with instead of
-    what the configurations say.
+    `server` names the inference server and its version; `model` is what it was started with instead of what the
+    configurations say, and `device` what its engines found.
     """
     engine: dict[str, Any] = {}
     for key in ENGINE_PARAMETERS:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from slipstream_client.aio import AsyncSlipstreamClient
 from slipstream_client.comparison.records import RequestRecord
@@ -67,6 +69,8 @@ class _Run:
         self._options = options
         self._records = records
         self._on_end = on_end
+        # So that no run finds in a prefix cache what the one before it has computed.
+        self._cache_salt = secrets.token_hex(8)
         self._start = time.perf_counter()
 
     async def send_each(
@@ -92,7 +96,7 @@ class _Run:
         """One attempt that notes the time and the tokens of every chunk."""
         record.first, record.output_tokens = None, 0
         record.chunks.clear()
-        chunks = self._client.stream(request.text, request_id=record.id, **request.sampling())
+        chunks = self._client.stream(request.text, request_id=record.id, **self._sampling(request))
         async with aclosing(chunks):
             async for chunk in chunks:
                 now = self._now()
@@ -106,16 +110,19 @@ class _Run:
 
     async def infer(self, request: WorkloadRequest, record: RequestRecord) -> None:
         """One attempt against a model that answers all at once."""
-        answer = await self._client.generate(request.text, request_id=record.id, **request.sampling())
+        answer = await self._client.generate(request.text, request_id=record.id, **self._sampling(request))
         self._answered(record, self._now(), answer)
 
     async def infer_batch(self, batch: Sequence[WorkloadRequest], records: Sequence[RequestRecord]) -> None:
         """One attempt of a whole batch."""
-        samplings = [request.sampling() for request in batch]
+        samplings = [self._sampling(request) for request in batch]
         answers = await self._client.generate_batch([request.text for request in batch], samplings, records[0].id)
         now = self._now()
         for record, answer in zip(records, answers, strict=True):
             self._answered(record, now, answer)
+
+    def _sampling(self, request: WorkloadRequest) -> dict[str, Any]:
+        return request.sampling() | {"cache_salt": self._cache_salt}
 
     def _now(self) -> float:
         return time.perf_counter() - self._start

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-RequestKey = tuple[str, str, int, int]  # batcher, executor, concurrency, index in the workload
-
 
 @dataclass(slots=True)
 class RequestRecord:
@@ -37,10 +35,6 @@ class RequestRecord:
     queue_ms: float | None = None  # all the time in which the request was not being served
     output_ids: list[int] | None = None
     stats: dict[str, Any] | None = None
-
-    @property
-    def key(self) -> RequestKey:
-        return self.batcher, self.executor, self.concurrency, self.index
 
     @property
     def e2e_ms(self) -> float:

@@ -47,7 +47,7 @@ class TritonServer:
     Args:
         models: names of models in the repository to load; None loads all of them.
         model: built-in name, folder or hub id of the language model; None leaves it to the models' config.pbtxt.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu" or "cuda"; None leaves it to the models' configurations.
         http_port, grpc_port, metrics_port: 0 picks a free one.
         log_path: the server's and the models' output is appended here; None puts it into the runtime directory.
         repository: the model repository; None finds it, see `model_repository.find_repository`.
@@ -60,7 +60,7 @@ class TritonServer:
         self,
         models: Sequence[str] | None = ("continuous",),
         model: str | None = None,
-        device: str = "auto",
+        device: str | None = None,
         http_port: int = 8000,
         grpc_port: int = 8001,
         metrics_port: int = 8002,
@@ -246,8 +246,11 @@ class TritonServer:
             )
         self.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.log_path = (self._given_log_path or scratch / "tritonserver.log").absolute()
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self.log_path.touch()
+        try:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            self.log_path.touch()
+        except OSError as error:
+            raise ServerError(f"cannot write the log {self.log_path}: {error.strerror}") from error
         self._log_offset = self.log_path.stat().st_size
         return scratch
 
@@ -271,9 +274,9 @@ class TritonServer:
     def _server_environment(self) -> dict[str, str]:
         return {
             **server_environment(self.installation),
-            "SLIPSTREAM_DEVICE": self._device,
             "SLIPSTREAM_RUNTIME_DIR": str(self.runtime_dir),
             **({"SLIPSTREAM_MODEL": _absolute_if_path(self._model)} if self._model else {}),
+            **({"SLIPSTREAM_DEVICE": self._device} if self._device else {}),
             **self._environment,
         }
 

@@ -1,0 +1,91 @@
+"""The commands, the examples and the HTTP client, as a user runs them, against the real server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import PROMPTS, STREAMING, ask
+from serving import SLIPSTREAM
+from slipstream_client.http_client import HttpSlipstreamClient
+from slipstream_client.server.tritonserver import TritonServer
+
+pytestmark = pytest.mark.server
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+
+
+def run(*arguments: str | Path) -> str:
+    """What a program prints that ends well and complains of nothing."""
+    ended = subprocess.run([*arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_prints_what_the_server_answers(server: TritonServer, example: Path) -> None:
+    text = example.read_text()
+    assert "127.0.0.1:800" in text
+    text = text.replace("127.0.0.1:8000", server.http_url).replace("127.0.0.1:8001", server.grpc_url)
+    answer = ask(server, "continuous", "Once upon a time", max_tokens=48)
+    printed = run(sys.executable, "-c", text)
+    assert printed.replace(answer.text, "").strip() in ("", "finish reason: length")
+
+
+@pytest.mark.parametrize("batcher", ["continuous", "continuous_unary", "static", "dynamic", "iterative"])
+@pytest.mark.parametrize("over", ["grpc", "http"])
+def test_generate_prints_the_answer_of_every_model(server: TritonServer, batcher: str, over: str) -> None:
+    where = ["--url", server.grpc_url] if over == "grpc" else ["--http", "--url", server.http_url]
+    printed = run(*SLIPSTREAM, "generate", PROMPTS[0], "--batcher", batcher, "--max-tokens", "8", *where)
+    assert printed == ask(server, "continuous", PROMPTS[0], max_tokens=8).text + "\n"
+
+
+@pytest.mark.parametrize("model", STREAMING)
+def test_the_http_client_streams_what_grpc_streams(server: TritonServer, model: str) -> None:
+    client = HttpSlipstreamClient(server.http_url, model)
+    chunks = list(client.stream(PROMPTS[1], max_tokens=8, temperature=0))
+    answer = ask(server, model, PROMPTS[1], max_tokens=8)
+    assert "".join(chunk.text for chunk in chunks) == answer.text
+    assert sum(chunk.num_tokens for chunk in chunks) == answer.num_output_tokens
+    assert len(chunks) > 1
+
+
+def test_health_finds_every_model_and_engine_well(server: TritonServer) -> None:
+    port = server.metrics_url.rpartition(":")[2]
+    where = ["--url", server.http_url, "--metrics-port", port, "--runtime-dir", server.runtime_dir]
+    found = json.loads(run(*SLIPSTREAM, "health", *where, "--json"))
+    assert found["healthy"]
+    names = {check["name"] for check in found["checks"]}
+    assert {f"model {model}" for model in server.models} <= names
+    assert {f"{kind} {engine}" for kind in ("engine", "control") for engine in ("continuous", "static")} <= names
+
+
+def test_compare_measures_all_batchers_and_finds_their_answers_equal(server: TritonServer, tmp_path: Path) -> None:
+    where = ["--url", server.grpc_url, "--metrics-url", server.metrics_url, "--out", tmp_path]
+    load = ["--workload", "fixed:20,6", "--concurrency", "3", "--requests", "6"]
+    command = [*SLIPSTREAM, "compare", *where, *load, "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr
+    results = json.loads(ended.stdout)
+    assert results == json.loads((tmp_path / "results.json").read_text())
+    runs = {run["batcher"]: run for run in results["runs"]}
+    assert list(runs) == ["static", "dynamic", "iterative", "continuous"]
+    assert results["quality"] == {"equal": True, "compared": 18, "different": []}
+    for batcher, figures in runs.items():
+        assert (figures["requests"], figures["failures"]) == (6, 0)
+        # Every row but that of each answer's last token; nothing is padding where all lengths are equal.
+        assert figures["useful_tokens"] == 6 * (20 + 6 - 1), batcher
+        assert figures["computed_tokens"] >= figures["useful_tokens"]
+        assert 0 <= figures["kv_waste_fraction"] < 1
+        assert figures["kv_peak_blocks"] >= 2
+        assert (figures["ttft_ms"] is not None) == (batcher in STREAMING)
+        assert figures["cpu_percent"] is None, "the server is not a child of this comparison"
+    records = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert len(records) == 24
+    assert {record["output_tokens"] for record in records} == {6}
+    assert {record["stats"]["cached_tokens"] for record in records} == {0}
+    assert "<html" in (tmp_path / "report.html").read_text()
