@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from slipstream.doors.text import Detokenizer, TextCodec
+from slipstream.doors.text import Detokenizer, StopStrings, TextCodec
 from slipstream.errors import InvalidRequest, ModelNotFound
 
 # Characters that look like others are what this is about.
@@ -208,3 +208,97 @@ def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_tokenized(codec
 def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"has no tokenizer.json"):
         TextCodec(tmp_path, 64)
+
+
+# --- stop strings
+
+
+def cut(pieces: list[str], stop: list[str], include: bool = False, min_tokens: int = 0) -> tuple[str, str | None]:
+    """The text shown of pieces that come one with each token, and the stop string that ended it."""
+    stops = StopStrings(stop, include, min_tokens)
+    shown = ""
+    for number, piece in enumerate(pieces, start=1):
+        shown += stops.push(piece, number)
+        if stops.found is not None:
+            return shown, stops.found
+    return shown + stops.rest(), None
+
+
+def reference_cut(pieces: list[str], stop: list[str], include: bool, min_tokens: int) -> tuple[str, str | None]:
+    """The same by the contract's words: after each token look at the whole text."""
+    text = ""
+    for number, piece in enumerate(pieces, start=1):
+        before, text = len(text), text + piece
+        completed = [
+            (start, len(each), each)
+            for each in stop
+            for start in range(len(text))
+            if text.startswith(each, start) and start + len(each) > before
+        ]
+        if completed and number >= min_tokens:
+            start, length, found = min(completed)
+            return text[: start + length if include else start], found
+    return text, None
+
+
+@given(
+    st.lists(st.text("abc", max_size=4), max_size=12),
+    st.lists(st.text("abc", min_size=1, max_size=5), max_size=3),
+    st.booleans(),
+    st.integers(0, 6),
+)
+def test_a_stop_string_cuts_at_the_same_place_however_the_text_comes(
+    pieces: list[str], stop: list[str], include: bool, min_tokens: int
+) -> None:
+    """STP-11, STP-14: across tokens, at the first token, one inside the other; what is shown is never taken back."""
+    assert cut(pieces, stop, include, min_tokens) == reference_cut(pieces, stop, include, min_tokens)
+
+
+def test_no_character_of_a_stop_string_is_shown() -> None:
+    """STP-01: not while it comes, either; where the text goes another way, all of it is shown."""
+    stops = StopStrings(["DEFGHIJ"], False, 0)
+    assert [stops.push(piece, 1) for piece in ("abcDEF", "G", "HI", "J")] == ["abc", "", "", ""]
+    assert stops.found == "DEFGHIJ"
+    assert cut(["DEF", "G", "X"], ["DEFGHIJ"]) == ("DEFGX", None)
+    assert cut(["DEF", "G"], ["DEFGHIJ"]) == ("DEFG", None)
+
+
+def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
+    """STP-03: not as many characters as the longest stop string has."""
+    stops = StopStrings(["xyzxyw", "<end>"], False, 0)
+    assert [stops.push(piece, 1) for piece in ("hello", " x", "yzx", "a<", "b")] == ["hello", " ", "", "xyzxa", "<b"]
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "shown", "found"), [(0, "a", "\n"), (2, "a", "\n"), (3, "a\nb", "\n"), (5, "a\nb\nc", None)]
+)
+def test_a_stop_string_before_min_tokens_is_text_like_any_other(min_tokens: int, shown: str, found: str | None) -> None:
+    """STP-05: the first one that is completed by token `min_tokens` or a later one counts."""
+    assert cut(["a", "\n", "b\n", "c"], ["\n"], min_tokens=min_tokens) == (shown, found)
+
+
+def test_of_two_that_end_together_the_first_and_then_the_shorter_wins() -> None:
+    """STP-14."""
+    assert cut(["abc"], ["bc", "ab", "abc"]) == ("", "ab")
+    assert cut(["xabc"], ["c", "bc"]) == ("xa", "bc")
+    assert cut(["xabc"], ["c", "bc"], include=True) == ("xabc", "bc")
+
+
+# --- other choices
+
+
+@pytest.mark.parametrize("word", ["cat", " cat", "Éclair", "猫"])
+def test_a_word_is_known_as_it_stands_and_after_a_space(codecs: dict[str, TextCodec], word: str) -> None:
+    codec = codecs["byte level"]
+    sequences = codec.encode_word(word)
+    assert codec.decode(list(sequences[0])) == word
+    assert {codec.decode(list(sequence)) for sequence in sequences} == {word, " " + word.lstrip()}
+
+
+def test_special_tokens_are_kept_on_request(codecs: dict[str, TextCodec]) -> None:
+    codec = codecs["byte level"]
+    ids = [*codec.encode(b"fine", "text"), codec._tokenizer.token_to_id("<|end|>")]
+    for skip, text in ((True, "fine"), (False, "fine<|end|>")):
+        detokenizer = Detokenizer(codec, skip)
+        pieces = [detokenizer.push([token_id], last=False) for token_id in ids] + [detokenizer.push([], last=True)]
+        assert "".join(pieces) == codec.decode(ids, skip) == text

@@ -12,8 +12,7 @@ from collections.abc import Collection
 
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch, Chunk
-from slipstream.engine.request import FINISH_LENGTH, FINISH_STOP, Request, SamplingParams
-from slipstream.engine.sampler import NOT_FINITE
+from slipstream.engine.request import FINISH_LENGTH, FINISH_STOP, NOT_FINITE, Request, SamplingParams
 
 BLOCK_SIZE = 8
 VOCAB_SIZE = 32

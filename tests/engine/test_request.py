@@ -13,10 +13,11 @@ EOS = frozenset({3, 4})
 def feed(token_ids: list[int], **sampling: object) -> tuple[list[int], str | None]:
     """Append tokens until the request ends; what it then holds and why it ended."""
     request = make_request(0, 5, **{"max_tokens": 100, **sampling})  # type: ignore[arg-type]
+    request.know_end_of_sequence(EOS)
     for token_id in token_ids:
         if request.finished:
             break
-        request.append(token_id, EOS, now=1.0)
+        request.append(token_id, now=1.0)
     return output_of(request), request.finish_reason
 
 
@@ -45,8 +46,8 @@ def test_a_sequence_ends_by_the_first_condition_that_holds(
 def test_a_failed_sample_ends_the_request_without_a_token() -> None:
     """SAM-02: logits that are not finite end the request with an error."""
     request = make_request(0, 5, max_tokens=10)
-    request.append(7, EOS, now=1.0)
-    request.append(-1, EOS, now=2.0)
+    request.append(7, now=1.0)
+    request.append(-1, now=2.0)
     assert (output_of(request), request.finish_reason) == ([7], "error")
     assert request.error == "the model's logits were not finite"
 
@@ -54,7 +55,7 @@ def test_a_failed_sample_ends_the_request_without_a_token() -> None:
 def test_times_are_those_of_the_first_token_and_of_the_end() -> None:
     request = make_request(0, 5, max_tokens=3)
     for now in (1.0, 2.0, 3.0):
-        request.append(7, EOS, now)
+        request.append(7, now)
     assert (request.first_token_time, request.finish_time) == (1.0, 3.0)
 
 

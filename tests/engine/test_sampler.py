@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from scripted import make_request
 from slipstream.engine import sampler
-from slipstream.engine.request import Request
-from slipstream.engine.sampler import NOT_FINITE, sample
+from slipstream.engine.request import NOT_FINITE, Request
+from slipstream.engine.sampler import sample
 
 VOCAB = 50
 
@@ -110,13 +110,15 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_softmax(temperature: flo
     assert chi_square_p(counts, probabilities) > 1e-3
 
 
-def warped(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+def warped(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
     """Probabilities [vocab] after transformers' warpers in the order of its `generate`."""
     scores = TemperatureLogitsWarper(temperature)(None, logits)
     if top_k:
         scores = TopKLogitsWarper(top_k)(None, scores)
     if top_p < 1.0:
         scores = TopPLogitsWarper(top_p)(None, scores)
+    if min_p:
+        scores = MinPLogitsWarper(min_p)(None, scores)
     return torch.softmax(scores[0].double(), dim=-1)
 
 
@@ -126,15 +128,18 @@ def warped(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -
     temperature=st.sampled_from([0.3, 1.0, 1.7]),
     top_k=st.sampled_from([0, 1, 2, 7, VOCAB]),
     top_p=st.sampled_from([0.01, 0.3, 0.8, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
 )
-def test_top_k_and_top_p_keep_what_transformers_keeps(row: int, temperature: float, top_k: int, top_p: float) -> None:
+def test_top_k_top_p_and_min_p_keep_what_transformers_keeps(
+    row: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
     """Each kept token is drawn by the numbers of its own share of [0, 1), and no other token by any."""
     logits = logits_of(row)
-    expected = warped(logits, temperature, top_k, top_p)
+    expected = warped(logits, temperature, top_k, top_p, min_p)
     order = torch.argsort(expected, descending=True)[: int((expected > 0).sum())]
     ends = expected[order].cumsum(0)
     middles = torch.cat([ends - expected[order] / 2, torch.tensor([1 - 2.0**-53])])
-    requests = [at_index(0, 0, temperature=temperature, top_k=top_k, top_p=top_p)] * len(middles)
+    requests = [at_index(0, 0, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)] * len(middles)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "uniform", lambda *_: middles.numpy().astype(np.float64))
         drawn = sample(logits.repeat(len(middles), 1), requests)

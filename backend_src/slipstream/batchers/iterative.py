@@ -67,11 +67,11 @@ class IterativeScheduler(BatchingPolicy):
         named = [request for request in self.running if request in self._named]
         return Batch([Chunk(r, r.token_ids[r.num_computed :], r.num_computed, sample=True) for r in named])
 
-    def update(self, batch: Batch, token_ids: list[int], eos_token_ids: frozenset[int], now: float) -> list[Request]:
+    def update(self, batch: Batch, token_ids: list[int], now: float) -> list[Request]:
         """Take in one token for each computed sequence; returns every named one, also those that got nothing."""
         for chunk, token_id in zip(batch.chunks, token_ids, strict=True):
             chunk.request.num_computed += chunk.num_tokens
-            chunk.request.append(token_id, eos_token_ids, now)
+            chunk.request.append(token_id, now)
             if chunk.request.finished:
                 self._leave(chunk.request)
         named = list(self._named)

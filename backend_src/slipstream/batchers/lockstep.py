@@ -48,14 +48,14 @@ class LockstepScheduler(BatchingPolicy):
             chunks.append(Chunk(row, [token_id], row.padding + row.num_computed, sample=True))
         return Batch(chunks, num_padding_tokens=sum(row.finished for row in self.running))
 
-    def update(self, batch: Batch, token_ids: list[int], eos_token_ids: frozenset[int], now: float) -> list[Request]:
+    def update(self, batch: Batch, token_ids: list[int], now: float) -> list[Request]:
         """Take in one token for each row; returns the requests that got one."""
         changed = []
         for chunk, token_id in zip(batch.chunks, token_ids, strict=True):
             request = chunk.request
             request.num_computed = chunk.start + chunk.num_tokens - request.padding
             if not request.finished:
-                request.append(token_id, eos_token_ids, now)
+                request.append(token_id, now)
                 changed.append(request)
         if all(row.finished for row in self.running):
             self._disband()

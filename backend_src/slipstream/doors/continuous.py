@@ -25,8 +25,9 @@ from slipstream.doors.door import (
     text_tensor,
 )
 from slipstream.doors.fields import RequestFields
-from slipstream.doors.text import Detokenizer, TextCodec
+from slipstream.doors.text import Detokenizer, StopStrings, TextCodec
 from slipstream.engine.messages import NewRequest, Output
+from slipstream.engine.request import FINISH_STOP
 from slipstream.errors import InvalidRequest, Unavailable
 
 # Each response is a round trip to the server; two threads overlap them, more gain nothing.
@@ -41,18 +42,21 @@ class Answer:
     not be asked afterwards.
     """
 
-    def __init__(self, request: Any, codec: TextCodec, new: NewRequest, fields: RequestFields, echo: bool) -> None:
+    def __init__(
+        self, request: Any, codec: TextCodec, new: NewRequest, fields: RequestFields, stream: bool, echo: bool
+    ) -> None:
         self.lock = threading.Lock()
         self.final = False
         self.request_id: str = request.request_id()
         self.id = new.id
-        self.stream = new.stream
+        self._stream = stream
         self._sender = request.get_response_sender()
         self._wanted = {name for name in _OPTIONAL_OUTPUTS if read_scalar(request, f"return_{name}", False)}
         if fields.return_token_ids:
             self._wanted.add("stats")
         self._fields = fields
-        self._detokenizer = Detokenizer(codec)
+        self._detokenizer = Detokenizer(codec, fields.skip_special_tokens)
+        self._stops = StopStrings(fields.stop, fields.include_stop_str_in_output, fields.sampling.min_tokens)
         self._held_text = codec.decode(new.prompt_ids) if echo else ""
         self._held_tokens = 0
         self._num_input_tokens = len(new.prompt_ids)
@@ -72,22 +76,43 @@ class Answer:
             if self.final or not news:
                 return
             error = output_error(news[-1])
-            if error is not None:
+            if error is not None and self._stops.found is None:
                 self._send(error_response(error), final=True)
                 return
             last = news[-1].finish_reason is not None
-            token_ids = [token_id for output in news for token_id in output.token_ids]
-            self._output_ids += token_ids
-            self._held_tokens += len(token_ids)
-            self._held_text += self._detokenizer.push(token_ids, last)
-            if last or (self.stream and self._held_text):
+            for output in news:
+                self._take_in(output.token_ids, last and output is news[-1])
+            if last or (self._stream and self._held_text):
                 self._send(self._response(news[-1]), final=last)
 
+    @property
+    def complete(self) -> bool:
+        """Whether a stop string has come: what the engine still computes is not wanted."""
+        return self._stops.found is not None
+
     def fail(self, error: Exception) -> None:
-        """End with an error, unless it has ended."""
+        """End with an error, unless it has ended or has all that it needs."""
         with self.lock:
-            if not self.final:
+            if self.final:
+                return
+            if self.complete:
+                self._send(self._response(Output(self.id, finish_reason=FINISH_STOP)), final=True)
+            else:
                 self._send(error_response(error), final=True)
+
+    def _take_in(self, token_ids: list[int], last: bool) -> None:
+        """Turn tokens into text; with stop strings one by one, so that their portions do not matter."""
+        for portion in [[token_id] for token_id in token_ids] if self._fields.stop else [token_ids]:
+            if not self.complete:
+                self._output_ids += portion
+                self._held_tokens += len(portion)
+                self._show(self._detokenizer.push(portion, last=False))
+        if last and not self.complete:
+            self._show(self._detokenizer.push([], last=True))
+            self._held_text += self._stops.rest()
+
+    def _show(self, text: str) -> None:
+        self._held_text += self._stops.push(text, len(self._output_ids))
 
     def is_cancelled(self) -> bool:
         """Whether the client wants it no more, as far as the server knows."""
@@ -97,14 +122,19 @@ class Answer:
     def _response(self, output: Output) -> Any:
         tensors = [text_tensor("text_output", [self._held_text], (1,))]
         if "finish_reason" in self._wanted:
-            tensors.append(text_tensor("finish_reason", [output.finish_reason or ""], (1,)))
+            reason = FINISH_STOP if output.finish_reason and self.complete else output.finish_reason
+            tensors.append(text_tensor("finish_reason", [reason or ""], (1,)))
         if "num_input_tokens" in self._wanted:
             tensors.append(count_tensor("num_input_tokens", [self._num_input_tokens], (1,)))
         if "num_output_tokens" in self._wanted:
             tensors.append(count_tensor("num_output_tokens", [self._held_tokens], (1,)))
         if "stats" in self._wanted:
             final = output.finish_reason is not None
-            stats = stats_json(output.stats, self._fields, self._num_input_tokens, self._output_ids) if final else ""
+            stats = (
+                stats_json(output.stats, self._fields, self._num_input_tokens, self._output_ids, self._stops.found)
+                if final
+                else ""
+            )
             tensors.append(text_tensor("stats", [stats], (1,)))
         self._held_text, self._held_tokens = "", 0
         return pb_utils.InferenceResponse(output_tensors=tensors)
@@ -172,8 +202,9 @@ class ContinuousDoor(Door):
         new, fields = self._read(
             prompt_ids, read_scalar(request, "sampling_parameters"), request_parameters(request), stream=stream
         )
+        new.stream |= bool(fields.stop)  # only the text tells when it is to stop
         echo = not read_scalar(request, "exclude_input_in_output", True)
-        return Answer(request, self._codec, new, fields, echo), new
+        return Answer(request, self._codec, new, fields, stream, echo), new
 
     def _cancel(self, request: Any) -> None:
         """Cancel the running requests that have this request's id, and answer with an empty text."""
@@ -206,6 +237,8 @@ class ContinuousDoor(Door):
         while (answer := answers.get()) is not None:
             try:
                 answer.send()
+                if answer.complete and not answer.final:
+                    self._link.finish([answer.id])
             except Exception as error:
                 pb_utils.Logger.log_error(f"request {answer.request_id!r} could not be answered: {error}")
                 self._link.cancel([answer.id])

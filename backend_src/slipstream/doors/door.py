@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -34,8 +36,10 @@ _ERRORS = {
     messages.UNAVAILABLE: Unavailable,
     messages.CANCELLED: Cancelled,
 }
-# What the other policies take so that all batchers can be sent the same request; `stats` names it as ignored.
-_ONLY_CONTINUOUS = frozenset(["cache_salt"])
+# What the other policies take so that all batchers can be sent the same request (`stats` names it as ignored), and what
+# changes an answer and is theirs not to give.
+_IGNORED_BY_OTHERS = frozenset(["cache_salt"])
+_REFUSED_BY_OTHERS = frozenset(["stop", "include_stop_str_in_output"])
 # Set by the server itself beside a client's parameters.
 _SERVER_PARAMETERS = ("id",)
 
@@ -57,8 +61,9 @@ class Door:
         self._link = EngineLink(config, runtime_directory(), self._on_update, self._on_down, server_pid=os.getppid())
         info = self._link.start()
         self._codec = TextCodec(folder, info.max_model_len)
-        ignored = _ONLY_CONTINUOUS if config.policy != "continuous" else frozenset()
-        self._limits = Limits(info.max_model_len, info.vocab_size, ignored)
+        others = config.policy != "continuous"
+        ignored, refused = (_IGNORED_BY_OTHERS, _REFUSED_BY_OTHERS) if others else (frozenset(), frozenset())
+        self._limits = Limits(info.max_model_len, info.vocab_size, ignored, refused)
         self._ids = itertools.count()
         pb_utils.Logger.log_info(
             f"{args['model_name']}: engine {info.engine!r} (pid {info.pid}) serves {info.model} on {info.device}, "
@@ -105,6 +110,10 @@ class Door:
             raise InvalidRequest("the prompt is empty; it needs at least one token")
         check_token_ids("input_ids", prompt_ids, self._limits.vocab_size)
         fields = parse_fields(sampling_json, parameters, len(prompt_ids), self._limits)
+        if fields.bad_words:
+            spellings = tuple(sequence for word in fields.bad_words for sequence in self._codec.encode_word(word))
+            sampling = msgspec.structs.replace(fields.sampling, bad_sequences=fields.sampling.bad_sequences + spellings)
+            fields = dataclasses.replace(fields, sampling=sampling)
         arrival_time = time.monotonic()
         new = NewRequest(next(self._ids), prompt_ids, fields.sampling, arrival_time, stream, fields.cache_salt)
         return new, fields
@@ -150,20 +159,31 @@ def count_tensor(name: str, values: list[int], shape: tuple[int, ...]) -> Any:
     return pb_utils.Tensor(name, np.array(values, dtype=np.uint32).reshape(shape))
 
 
-def stats_json(stats: RequestStats | None, fields: RequestFields, num_input: int, output_ids: list[int]) -> str:
-    """The `stats` output of an ended request; times in milliseconds."""
+def stats_json(
+    stats: RequestStats | None,
+    fields: RequestFields,
+    num_input: int,
+    output_ids: list[int],
+    stop_string: str | None = None,
+) -> str:
+    """The `stats` output of an ended request; times in milliseconds.
+
+    `stop_reason` is the stop string or the one of `stop_token_ids` that has ended it, else null.
+    """
     if stats is None:
         return "{}"
 
     def milliseconds(seconds: float | None) -> float | None:
         return None if seconds is None else round(seconds * 1e3, 3)
 
+    stop_token_id = output_ids[-1] if output_ids and output_ids[-1] in fields.sampling.stop_token_ids else None
     values: dict[str, Any] = {
         "queue_ms": milliseconds(stats.queue_s),
         "first_token_ms": milliseconds(stats.first_token_s),
         "inference_ms": milliseconds(stats.inference_s),
         "num_input_tokens": num_input,
         "num_output_tokens": len(output_ids),
+        "stop_reason": stop_token_id if stop_string is None else stop_string,
         "cached_tokens": stats.num_cached,
         "preemptions": stats.num_preemptions,
         "waited_for": {"seats": stats.waited.seats, "blocks": stats.waited.blocks, "budget": stats.waited.budget},

@@ -15,33 +15,26 @@ from slipstream.errors import InvalidRequest
 DEFAULT_MAX_TOKENS = 256
 _MOST_JSON_BYTES = 1 << 20
 _LONGEST_SALT = 256
+_MOST_STRINGS = 64
+_LONGEST_STRING = 1024
+_MOST_TOKEN_IDS = 1024  # of one list: they are looked at in every step
 
 # Known to users of other servers, and part of this contract, but not computed by this version.
 _NOT_SUPPORTED = frozenset(
     [
         "best_of",
-        "bad_words",
-        "allowed_token_ids",
         "cumulative_logprob",
         "echo",
-        "frequency_penalty",
         "guided_decoding",
-        "include_stop_str_in_output",
-        "logit_bias",
         "logprobs",
         "lora_name",
         "messages",
-        "min_p",
-        "min_tokens",
         "n",
-        "presence_penalty",
         "priority",
         "prompt_logprobs",
         "prompt_token_ids",
-        "repetition_penalty",
         "return_cumulative_logprob",
         "return_logprobs",
-        "stop",
         "structured_outputs",
         "tenant",
         "timeout_ms",
@@ -52,21 +45,29 @@ _NOT_SUPPORTED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the model and the engine allow, and the fields that they take and have no use for."""
+    """What the model and the engine allow; fields that this door takes and has no use for, and those it refuses."""
 
     max_model_len: int
     vocab_size: int
     ignored: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFields:
-    """One request's parameters: how to sample, and what to send back."""
+    """One request's parameters: how to sample, and what to make of the answer's text.
+
+    `bad_words` are not in `sampling` yet: only a tokenizer knows their ids.
+    """
 
     sampling: SamplingParams
-    return_token_ids: bool
-    cache_salt: str
-    ignored: tuple[str, ...]
+    bad_words: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    return_token_ids: bool = False
+    cache_salt: str = ""
+    ignored: tuple[str, ...] = ()
 
 
 def parse_fields(
@@ -85,13 +86,14 @@ def parse_fields(
     values = {**parameters, **_parse_object(sampling_json)}
     given = {name: value for name, value in values.items() if value is not None}
     for name in values:
+        if name in limits.refused and name in given:
+            raise InvalidRequest(f"{name} is not supported by this model; `continuous` and its unary twin have it")
         if name in _NOT_SUPPORTED and name in given:
             raise InvalidRequest(f"{name} is not supported by this version")
         if name not in _READERS and name not in _NOT_SUPPORTED:
             raise InvalidRequest(f"unknown field {_show(name)}; known are {', '.join(sorted(_READERS))}")
     read = {name: _READERS[name](name, value, limits) for name, value in given.items()}
-    return_token_ids = read.pop("return_token_ids", False)
-    cache_salt = read.pop("cache_salt", "")
+    of_text = {name: read.pop(name) for name in _OF_TEXT if name in read}
     room = limits.max_model_len - num_prompt_tokens
     if room < 1:
         raise InvalidRequest(
@@ -104,10 +106,15 @@ def parse_fields(
             f"max_tokens is {max_tokens}; with a prompt of {num_prompt_tokens} tokens at most {room} are allowed "
             f"(context of {limits.max_model_len})"
         )
+    if read.get("min_tokens", 0) > max_tokens:
+        raise InvalidRequest(f"min_tokens is {read['min_tokens']}; at most max_tokens = {max_tokens} are allowed")
+    bad_token_ids = read.pop("bad_token_ids", ())
+    if bad_token_ids:
+        read["bad_sequences"] = tuple((token_id,) for token_id in bad_token_ids)
     if "seed" not in read:
         read["seed"] = secrets.randbits(64)
     ignored = tuple(sorted(limits.ignored.intersection(given)))
-    return RequestFields(SamplingParams(max_tokens=max_tokens, **read), return_token_ids, cache_salt, ignored)
+    return RequestFields(SamplingParams(max_tokens=max_tokens, **read), ignored=ignored, **of_text)
 
 
 def check_token_ids(field: str, token_ids: list[int], vocab_size: int) -> None:
@@ -193,20 +200,67 @@ def _salt(name: str, value: Any) -> str:
     return value
 
 
-def _stop_token_ids(name: str, value: Any, limits: Limits) -> tuple[int, ...]:
+def _token_ids(name: str, value: Any, limits: Limits) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise InvalidRequest(f"{name} is {_show(value)}; it must be a list of token ids")
+    if len(value) > _MOST_TOKEN_IDS:
+        raise InvalidRequest(f"{name} has {len(value)} token ids; at most {_MOST_TOKEN_IDS} are allowed")
     return tuple(_whole(name, item, 0, limits.vocab_size - 1) for item in value)
 
 
+def _allowed_token_ids(name: str, value: Any, limits: Limits) -> tuple[int, ...]:
+    ids = _token_ids(name, value, limits)
+    if not ids:
+        raise InvalidRequest(f"{name} is []; at least one token must be allowed")
+    return ids
+
+
+def _logit_bias(name: str, value: Any, limits: Limits) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{name} is {_show(value)}; it must be an object of token ids and numbers")
+    if len(value) > _MOST_TOKEN_IDS:
+        raise InvalidRequest(f"{name} has {len(value)} token ids; at most {_MOST_TOKEN_IDS} are allowed")
+    return {
+        _whole(f"{name} key", token_id, 0, limits.vocab_size - 1): _real(f"{name}[{_show(token_id)}]", bias, -100, 100)
+        for token_id, bias in value.items()
+    }
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    """One string, or a list of them; none may be empty."""
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or len(items) > _MOST_STRINGS:
+        raise InvalidRequest(f"{name} is {_show(value)}; it must be a string or a list of at most {_MOST_STRINGS}")
+    for item in items:
+        if not isinstance(item, str) or not 1 <= len(item) <= _LONGEST_STRING:
+            raise InvalidRequest(f"{name} has {_show(item)}; allowed are strings of 1 to {_LONGEST_STRING} characters")
+        if any("\ud800" <= character <= "\udfff" for character in item):
+            raise InvalidRequest(f"{name} has {_show(item)}; half a surrogate pair is no text")
+    return tuple(dict.fromkeys(items))
+
+
+# Fields that say what to make of the answer; the engine never sees them.
+_OF_TEXT = ("bad_words", "stop", "include_stop_str_in_output", "skip_special_tokens", "return_token_ids", "cache_salt")
 _READERS: dict[str, Callable[[str, Any, Limits], Any]] = {
     "max_tokens": lambda name, value, limits: _whole(name, value, 1, limits.max_model_len),
     "temperature": lambda name, value, limits: _real(name, value, 0.0, math.inf),
     "top_k": lambda name, value, limits: max(0, _whole(name, value, -1, limits.vocab_size)),
     "top_p": lambda name, value, limits: _real(name, value, 0.0, 1.0),
+    "min_p": lambda name, value, limits: _real(name, value, 0.0, 1.0),
     "seed": lambda name, value, limits: _whole(name, value, 0, (1 << 64) - 1),
     "ignore_eos": lambda name, value, limits: _flag(name, value),
-    "stop_token_ids": _stop_token_ids,
+    "repetition_penalty": lambda name, value, limits: _real(name, value, 0.01, 100.0),
+    "frequency_penalty": lambda name, value, limits: _real(name, value, -2.0, 2.0),
+    "presence_penalty": lambda name, value, limits: _real(name, value, -2.0, 2.0),
+    "logit_bias": _logit_bias,
+    "allowed_token_ids": _allowed_token_ids,
+    "bad_token_ids": _token_ids,
+    "bad_words": lambda name, value, limits: _strings(name, value),
+    "min_tokens": lambda name, value, limits: _whole(name, value, 0, limits.max_model_len),
+    "stop": lambda name, value, limits: _strings(name, value),
+    "include_stop_str_in_output": lambda name, value, limits: _flag(name, value),
+    "skip_special_tokens": lambda name, value, limits: _flag(name, value),
+    "stop_token_ids": _token_ids,
     "stop_length": lambda name, value, limits: _whole(name, value, 1, limits.max_model_len),
     "cache_salt": lambda name, value, limits: _salt(name, value),
     "return_token_ids": lambda name, value, limits: _flag(name, value),

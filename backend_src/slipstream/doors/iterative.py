@@ -151,7 +151,7 @@ class IterativeDoor(Door):
         new, fields = self._read(
             self._codec.encode(text, "text_input"), sampling, request_parameters(request), stream=True
         )
-        return IterativeSequence(new, fields, Detokenizer(self._codec))
+        return IterativeSequence(new, fields, Detokenizer(self._codec, fields.skip_special_tokens))
 
     def _compute(self, new: list[NewRequest], advance: list[int]) -> dict[int, Output]:
         """One step of the engine; an output for every id, empty where a sequence found no room yet."""

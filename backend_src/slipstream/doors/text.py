@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -42,9 +43,15 @@ class TextCodec:
         ids: list[int] = self._tokenizer.encode(decoded).ids
         return ids
 
-    def decode(self, token_ids: list[int]) -> str:
-        """The text of token ids, special tokens left out."""
-        text: str = self._tokenizer.decode(token_ids)
+    def encode_word(self, word: str) -> list[tuple[int, ...]]:
+        """The token sequences by which an answer may say a word: as it stands, and after a space."""
+        spellings = (word, " " + word.lstrip())
+        sequences = (tuple(self._tokenizer.encode(text, add_special_tokens=False).ids) for text in spellings)
+        return list(dict.fromkeys(sequence for sequence in sequences if sequence))
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def ends_in_bytes(self, token_ids: list[int]) -> bool:
@@ -58,16 +65,17 @@ class TextCodec:
 class Detokenizer:
     """Turns one answer's token ids into text piece by piece; the pieces join to `codec.decode` of all ids."""
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, codec: TextCodec, skip_special_tokens: bool = True) -> None:
         self._codec = codec
+        self._skip_special_tokens = skip_special_tokens
         self._ids: list[int] = []  # from the last token that ended a piece, as context, to the newest
         self._context = 0  # how many of them are context
 
     def push(self, token_ids: list[int], last: bool) -> str:
         """The text that is complete with these ids; with the last ids, also what was held back."""
         self._ids.extend(token_ids)
-        shown = self._codec.decode(self._ids[: self._context])
-        text = self._codec.decode(self._ids)
+        shown = self._codec.decode(self._ids[: self._context], self._skip_special_tokens)
+        text = self._codec.decode(self._ids, self._skip_special_tokens)
         # Held back: a character of which not all bytes have come. And ids without text are no context for the next.
         if not last and (
             len(text) == len(shown) or text.endswith(_REPLACEMENT) or self._codec.ends_in_bytes(self._ids)
@@ -76,3 +84,46 @@ class Detokenizer:
         del self._ids[: self._context]
         self._context = len(self._ids)
         return text[len(shown) :]
+
+
+class StopStrings:
+    """Ends an answer's text at the first stop string, whichever tokens it begins and ends in.
+
+    Text is held back only while it is the beginning of a stop string. A stop string counts if the token that completes
+    it is number `min_tokens` or a later one; before that it is text like any other. Of several that one token
+    completes, the one that begins first wins, then the shortest.
+
+    Attributes:
+        found: the stop string that has ended the text.
+    """
+
+    def __init__(self, stop: Sequence[str], include: bool, min_tokens: int) -> None:
+        self.found: str | None = None
+        self._stop = stop
+        self._include = include
+        self._min_tokens = min_tokens
+        self._held = ""
+
+    def push(self, text: str, num_tokens: int) -> str:
+        """What can be shown, now that the answer's token `num_tokens` has brought `text`."""
+        boundary = len(self._held)
+        self._held += text
+        if num_tokens >= self._min_tokens:
+            places = [(self._held.find(stop, max(0, boundary - len(stop) + 1)), len(stop), stop) for stop in self._stop]
+            places = [place for place in places if place[0] >= 0]
+            if places:
+                start, length, self.found = min(places)
+                shown, self._held = self._held[: start + length * self._include], ""
+                return shown
+        longest = max((len(stop) for stop in self._stop), default=0)
+        for kept in range(min(longest - 1, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-kept:]) for stop in self._stop):
+                shown, self._held = self._held[:-kept], self._held[-kept:]
+                return shown
+        shown, self._held = self._held, ""
+        return shown
+
+    def rest(self) -> str:
+        """What was held back, once the answer has ended."""
+        rest, self._held = self._held, ""
+        return rest

@@ -56,6 +56,7 @@ class Engine:
                 f"the prompt has {request.num_prompt_tokens} tokens and max_tokens is {request.sampling.max_tokens}; "
                 f"together at most {self.runner.max_model_len} are allowed"
             )
+        request.know_end_of_sequence(self.runner.eos_token_ids)
         self.scheduler.add(request)
         self.requests[request.key] = request
         self._stats.prompt_tokens += request.num_prompt_tokens
@@ -86,13 +87,13 @@ class Engine:
             log.exception("a step failed; its requests are ended")
             keys = [chunk.request.key for chunk in batch.chunks if not chunk.request.finished]
             ended = self.abort(keys, FINISH_ERROR, f"the step that computed it failed: {type(error).__name__}: {error}")
-            return ended + scheduler.update(Batch(), [], self.runner.eos_token_ids, self._clock())
+            return ended + scheduler.update(Batch(), [], self._clock())
         computed = self._clock()
         record.sampled_rows = sum(
             token_id >= 0 and not chunk.request.finished
             for chunk, token_id in zip(batch.sampled, token_ids, strict=True)
         )
-        changed = scheduler.update(batch, token_ids, self.runner.eos_token_ids, computed)
+        changed = scheduler.update(batch, token_ids, computed)
         for request in changed:
             if request.finished:
                 self._forget(request)

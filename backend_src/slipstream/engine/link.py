@@ -29,6 +29,7 @@ import zmq
 from slipstream.config import EngineConfig
 from slipstream.engine.control import receive_message, send_message
 from slipstream.engine.messages import Cancel, Command, EngineInfo, Leave, NewRequest, Submit, Update
+from slipstream.engine.request import FINISH_STOP
 from slipstream.errors import ConfigError, SlipstreamError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,11 @@ class EngineLink:
         """End requests; with the engine down they have ended already."""
         if self.up:
             self._put(Cancel(list(ids)))
+
+    def finish(self, ids: Sequence[int]) -> None:
+        """End requests that have brought all that is wanted; with the engine down they have ended already."""
+        if self.up:
+            self._put(Cancel(list(ids), FINISH_STOP))
 
     def close(self) -> None:
         """Leave the engine; it ends by itself when its last door has left. Closing twice is closing once."""

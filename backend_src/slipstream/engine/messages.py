@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from slipstream.engine.request import Request, SamplingParams, Waited
+from slipstream.engine.request import FINISH_CANCELLED, Request, SamplingParams, Waited
 
 # How a failed request is to be answered; the doors map these to Triton's codes.
 INVALID = "invalid"
@@ -35,9 +35,10 @@ class Submit(msgspec.Struct, tag=True):
 
 
 class Cancel(msgspec.Struct, tag=True):
-    """End these; unknown ids have ended already."""
+    """End these; unknown ids have ended already. Their finish reason says whether their door has all it wants."""
 
     ids: list[int]
+    reason: str = FINISH_CANCELLED  # or FINISH_STOP
 
 
 class Leave(msgspec.Struct, tag=True):
@@ -86,7 +87,7 @@ class Output(msgspec.Struct):
     @classmethod
     def news_of(cls, request: Request, error_kind: str) -> Output:
         """What has not been reported of a request yet; reported herewith."""
-        output = request.token_ids[request.num_prompt_tokens :]
+        output = request.output_ids
         new, request.num_reported = output[request.num_reported :], len(output)
         return cls(
             id=request.key[1],

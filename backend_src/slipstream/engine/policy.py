@@ -60,7 +60,7 @@ class BatchingPolicy(ABC):
         """Choose what the next step computes."""
 
     @abstractmethod
-    def update(self, batch: Batch, token_ids: list[int], eos_token_ids: frozenset[int], now: float) -> list[Request]:
+    def update(self, batch: Batch, token_ids: list[int], now: float) -> list[Request]:
         """Take in one id for each sampled chunk; returns the requests of which there is news."""
 
     def check(self) -> None:

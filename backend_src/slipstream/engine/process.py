@@ -309,7 +309,8 @@ class EngineProcess:
                     self._lose_door(identity)
             elif isinstance(command, Cancel):
                 keys = [(identity, id_) for id_ in command.ids]
-                self._report(self._engine.abort(keys, FINISH_CANCELLED, "Request was cancelled"), messages.CANCELLED)
+                error = "Request was cancelled" if command.reason == FINISH_CANCELLED else None
+                self._report(self._engine.abort(keys, command.reason, error), messages.CANCELLED)
             elif not command.requests and not command.advance:
                 self._report([])  # a door's first word: it can be told now how the engine fares
             else:

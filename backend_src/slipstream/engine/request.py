@@ -11,22 +11,50 @@ FINISH_LENGTH = "length"
 FINISH_CANCELLED = "cancelled"
 FINISH_ERROR = "error"
 
+# In the place of a token id, where none could be chosen.
+NOT_FINITE = -1
+NOTHING_ALLOWED = -2
+SAMPLING_ERRORS = {
+    NOT_FINITE: "the model's logits were not finite",
+    NOTHING_ALLOWED: "the request's parameters allow no token at all",
+}
+
 
 class SamplingParams(msgspec.Struct, frozen=True):
     """How tokens are chosen and when a sequence ends; ranges are validated at the door.
 
-    `stop_length` ends the sequence at that many output tokens exactly as an end-of-sequence token would, also with
-    `ignore_eos`; only the stop check after sampling reads it, never a scheduler.
+    `bad_sequences` are token sequences that the answer must not contain. `stop_length` ends the sequence at that many
+    output tokens exactly as an end-of-sequence token would, also with `ignore_eos`; only the stop check after sampling
+    reads it, never a scheduler.
     """
 
     max_tokens: int
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     stop_length: int = 0
+
+    @property
+    def penalises(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether the logits are changed before a token is chosen (see `edit_logits`)."""
+        return bool(
+            self.penalises or self.logit_bias or self.allowed_token_ids or self.bad_sequences or self.min_tokens
+        )
 
     @property
     def greedy(self) -> bool:
@@ -62,6 +90,8 @@ class Request:
         num_reported: output tokens that were reported.
         padding: left padding before the first token, in cache slots (lock-step batches only).
         block_table: the blocks that hold them, append-only while it runs.
+        end_token_ids: tokens that end it: those it names, and the model's own unless it ignores them.
+        edits_logits: whether its sampling does so, asked once.
         error: what went wrong, where `finish_reason` is `error`.
     """
 
@@ -70,6 +100,8 @@ class Request:
         "block_table",
         "cache_link",
         "cache_salt",
+        "edits_logits",
+        "end_token_ids",
         "error",
         "finish_reason",
         "finish_time",
@@ -104,6 +136,8 @@ class Request:
         self.token_ids = list(prompt_ids)
         self.num_prompt_tokens = len(prompt_ids)
         self.sampling = sampling
+        self.edits_logits = sampling.edits_logits
+        self.end_token_ids = frozenset(sampling.stop_token_ids)
         self.arrival_time = arrival_time
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
@@ -129,6 +163,10 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
     def max_total_tokens(self) -> int:
         """The most tokens it may ever have: prompt + max_tokens."""
         return self.num_prompt_tokens + self.sampling.max_tokens
@@ -137,22 +175,22 @@ class Request:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    def append(self, token_id: int, eos_token_ids: frozenset[int], now: float) -> None:
-        """Add a sampled token and find out whether the sequence ends with it; a negative id is a failed sample."""
+    def know_end_of_sequence(self, eos_token_ids: frozenset[int]) -> None:
+        """Learn which tokens end a sequence of this model."""
+        if not self.sampling.ignore_eos:
+            self.end_token_ids |= eos_token_ids
+
+    def append(self, token_id: int, now: float) -> None:
+        """Add a sampled token, or one of `SAMPLING_ERRORS`, and find out whether the sequence ends with it."""
         if token_id < 0:
-            self.finish(FINISH_ERROR, now, "the model's logits were not finite")
+            self.finish(FINISH_ERROR, now, SAMPLING_ERRORS[token_id])
             return
         if self.first_token_time is None:
             self.first_token_time = now
         self.token_ids.append(token_id)
-        sampling = self.sampling
-        if (
-            (token_id in eos_token_ids and not sampling.ignore_eos)
-            or token_id in sampling.stop_token_ids
-            or self.num_output_tokens == sampling.stop_length
-        ):
+        if token_id in self.end_token_ids or self.num_output_tokens == self.sampling.stop_length:
             self.finish(FINISH_STOP, now)
-        elif self.num_output_tokens >= sampling.max_tokens:
+        elif self.num_output_tokens >= self.sampling.max_tokens:
             self.finish(FINISH_LENGTH, now)
 
     def finish(self, reason: str, now: float, error: str | None = None) -> None:

@@ -5,27 +5,34 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from slipstream.engine.logits import edit_logits
 from slipstream.engine.noise import uniform
-from slipstream.engine.request import Request
-
-NOT_FINITE = -1
+from slipstream.engine.request import NOT_FINITE, NOTHING_ALLOWED, Request
 
 
 def sample(logits: torch.Tensor, requests: list[Request]) -> list[int]:
     """Choose the next token of each request from its row of `logits` [num_requests, vocab].
 
-    Greedy rows take the highest logit, the lowest id among equals. The others are drawn by inverse transform from
-    softmax(logits / temperature), cut to top_k and then to the smallest set that holds top_p; the number drawn depends
-    on the request's seed and its output index alone. A row whose logits are not finite gives `NOT_FINITE`.
+    First each request edits its logits (`edit_logits`). Greedy rows then take the highest one, the lowest id among
+    equals. The others are drawn by inverse transform from softmax(logits / temperature), cut to top_k, then to the
+    smallest set that holds top_p, then to what has at least min_p of the highest probability (the order of
+    transformers' `generate`); the number drawn depends on the request's seed and its output index alone. A row whose
+    logits are not finite gives `NOT_FINITE`, one with nothing left to choose from `NOTHING_ALLOWED`.
     """
     highest, token_ids = logits.max(dim=-1)
-    token_ids = torch.where(torch.isfinite(highest), token_ids, NOT_FINITE)
+    finite = torch.isfinite(highest)
+    edited = [row for row, request in enumerate(requests) if request.edits_logits]
+    if edited:
+        rows = torch.tensor(edited, device=logits.device)
+        logits = logits.float().index_copy(0, rows, edit_logits(logits[rows], [requests[row] for row in edited]))
+        highest, token_ids = logits.max(dim=-1)
+        token_ids = torch.where(highest == -torch.inf, NOTHING_ALLOWED, token_ids)
+    token_ids = torch.where(finite, token_ids, NOT_FINITE)
     drawn = [row for row, request in enumerate(requests) if not request.sampling.greedy]
     if drawn:
         rows = torch.tensor(drawn, device=logits.device)
-        valid = token_ids[rows] != NOT_FINITE
         chosen = _draw(logits[rows], [requests[row] for row in drawn])
-        token_ids[rows] = torch.where(valid, chosen, NOT_FINITE)
+        token_ids[rows] = torch.where(token_ids[rows] < 0, token_ids[rows], chosen)
     return token_ids.tolist()
 
 
@@ -40,6 +47,7 @@ def _draw(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     temperature = column([s.temperature for s in sampling], torch.float32)
     top_k = column([s.top_k if s.top_k > 0 else vocab for s in sampling], torch.long)
     top_p = column([s.top_p for s in sampling], torch.float32)
+    min_p = column([s.min_p for s in sampling], torch.float64)
     numbers = uniform(
         np.array([s.seed for s in sampling], np.uint64),
         np.zeros(len(sampling), np.uint64),
@@ -53,7 +61,8 @@ def _draw(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     probability = torch.softmax(ordered.masked_fill(rank >= top_k, -torch.inf), dim=-1, dtype=torch.float64)
     before = probability.cumsum(-1) - probability
     # The most likely token always stays: with top_p = 0 it is the only one.
-    kept = probability.masked_fill((before >= top_p) & (rank > 0), 0.0)
+    unlikely = (before >= top_p) | (probability < min_p * probability[:, :1])
+    kept = probability.masked_fill(unlikely & (rank > 0), 0.0)
     cumulative = kept.cumsum(-1)
     target = torch.from_numpy(numbers).to(device)[:, None] * cumulative[:, -1:]
     place = torch.searchsorted(cumulative, target, right=True).clamp(max=vocab - 1)

@@ -12,7 +12,7 @@ from slipstream.engine.batch import Batch, Chunk
 from slipstream.engine.block_pool import BlockPool
 from slipstream.engine.policy import BatchingPolicy
 from slipstream.engine.prefix_cache import PrefixCache
-from slipstream.engine.request import FINISH_CANCELLED, FINISH_LENGTH, Lacking, Request
+from slipstream.engine.request import FINISH_CANCELLED, FINISH_LENGTH, FINISH_STOP, Lacking, Request
 from slipstream.errors import InvalidRequest, Unavailable
 
 
@@ -61,6 +61,8 @@ class ContinuousScheduler(BatchingPolicy):
     def abort(self, request: Request, now: float, reason: str = FINISH_CANCELLED, error: str | None = None) -> None:
         """End a request wherever it is; its blocks are free when this returns."""
         request.finish(reason, now, error)
+        if reason == FINISH_STOP:
+            self._admission.record(request)
         if request in self.running:
             self._release(request)
             self.running.remove(request)
@@ -92,13 +94,13 @@ class ContinuousScheduler(BatchingPolicy):
                 request.waited.blocks += 1
         return Batch(list(chunks.values()))
 
-    def update(self, batch: Batch, token_ids: list[int], eos_token_ids: frozenset[int], now: float) -> list[Request]:
+    def update(self, batch: Batch, token_ids: list[int], now: float) -> list[Request]:
         """Take in one id for each sampled chunk; returns the requests that got a token or ended."""
         for chunk in batch.chunks:
             chunk.request.num_computed += chunk.num_tokens
         changed = [chunk.request for chunk in batch.sampled]
         for request, token_id in zip(changed, token_ids, strict=True):
-            request.append(token_id, eos_token_ids, now)
+            request.append(token_id, now)
         if self.cache is not None:
             for chunk in batch.chunks:
                 if chunk.request.error is None:

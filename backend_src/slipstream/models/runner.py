@@ -33,7 +33,7 @@ class Runner(Protocol):
     device_name: str
 
     def run(self, batch: Batch) -> list[int]:
-        """Compute a batch and return one token id for each sampled chunk (sampler.NOT_FINITE where logits broke)."""
+        """Compute a batch and return one token id for each sampled chunk (or a key of SAMPLING_ERRORS)."""
         ...
 
 
