@@ -192,14 +192,15 @@ class GrpcStream:
         request_id: str = "",
         stream: bool = True,
         empty_final: bool = False,
+        sequence: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> GrpcStream:
-        """Send a request; `inputs` replaces the usual ones."""
+        """Send a request; `inputs` replaces the usual ones, `sequence` has Triton's `sequence_id` and its flags."""
         if inputs is None:
             inputs = inputs_for(model, prompt, sampling_json(**sampling), stream=stream)
         self._num_sent += 1
         self._client.async_stream_infer(
-            model, list(inputs), request_id=request_id, enable_empty_final_response=empty_final
+            model, list(inputs), request_id=request_id, enable_empty_final_response=empty_final, **(sequence or {})
         )
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -145,8 +146,7 @@ def _parse_object(text: bytes | None) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        ((repeated, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"the key {_show(repeated)} stands twice")
     return values
 

@@ -41,8 +41,14 @@ from slipstream.errors import Cancelled, InvalidRequest
 # waits in Triton's queue is in the next call or the one after.
 _CALLS_UNTIL_LOST = 4
 _SECONDS_UNTIL_LOST = 3.0
+_NO_SEQUENCE_FLAGS = (
+    "the sequence_id belongs to another request or to none; leave sequence_id, sequence_start and sequence_end out"
+)
 # Triton has released the sequences of a call when it makes the next one; without a next one, within this time.
 _RELEASE_S = 0.003
+
+
+_Identity = int  # hash of request id, text_input and sampling_parameters
 
 
 @dataclass(slots=True)
@@ -52,10 +58,13 @@ class IterativeSequence:
     new: NewRequest
     fields: RequestFields
     detokenizer: Detokenizer
+    identity: _Identity
     output_ids: list[int] = field(default_factory=list)
     held_text: str = ""
     held_tokens: int = 0
     last_call: int = 0  # number of the call that named it last
+    sender: Any = None  # of that call
+    intruders: set[_Identity] = field(default_factory=set)  # who wait for its end to be refused
 
 
 class IterativeDoor(Door):
@@ -68,6 +77,8 @@ class IterativeDoor(Door):
     def initialize(self, args: dict[str, str]) -> None:
         """See Door.initialize."""
         self._sequences: dict[int, IterativeSequence] = {}  # by correlation id
+        # Sequences that were given up and answered; should one be named again, it must not be answered twice.
+        self._given_up: dict[int, _Identity] = {}
         self._collector = Collector()
         self._call = threading.Lock()  # held by a call, and while sequences are given up
         self._num_calls = 0
@@ -113,15 +124,26 @@ class IterativeDoor(Door):
         for request in requests:
             try:
                 correlation_id = int(read_scalar(request, "CORRID"))
-                if correlation_id in self._lost_slots:
-                    raise Cancelled("Request was cancelled")
-                if read_scalar(request, "START"):
+                starts = bool(read_scalar(request, "START"))
+                if not starts and self._given_up.get(correlation_id) == _identity(request):
+                    request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+                    continue
+                if starts:
+                    self._given_up.pop(correlation_id, None)
+                if correlation_id in self._lost_slots and not read_scalar(request, "text_input"):
+                    raise Cancelled("the slot has been given back")
+                if request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END:
+                    raise InvalidRequest(_NO_SEQUENCE_FLAGS)
+                if correlation_id in self._sequences and not self._is_named_by(request, correlation_id, starts):
+                    request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+                    continue
+                if starts:
                     self._sequences[correlation_id] = self._start(request)
                     new.append(self._sequences[correlation_id].new)
                 elif correlation_id not in self._sequences:
-                    raise InvalidRequest("the sequence is not known; a request must not continue an ended sequence")
+                    raise InvalidRequest(_NO_SEQUENCE_FLAGS)
                 sequence = self._sequences[correlation_id]
-                sequence.last_call = self._num_calls
+                sequence.last_call, sequence.sender = self._num_calls, request.get_response_sender()
                 named.append((request, correlation_id, sequence))
             except Exception as error:
                 self._end_with_error(request, error)
@@ -151,7 +173,26 @@ class IterativeDoor(Door):
         new, fields = self._read(
             self._codec.encode(text, "text_input"), sampling, request_parameters(request), stream=True
         )
-        return IterativeSequence(new, fields, Detokenizer(self._codec, fields.skip_special_tokens))
+        return IterativeSequence(new, fields, Detokenizer(self._codec, fields.skip_special_tokens), _identity(request))
+
+    def _is_named_by(self, request: Any, correlation_id: int, starts: bool) -> bool:
+        """Whether a call with the id of a sequence that runs is that sequence's next call.
+
+        Triton numbers requests 1, 2, 3, … and takes the ids of clients as they come. One that names a sequence of
+        somebody else must get none of its tokens: it waits until that one has ended, and is refused then. Of two that
+        cannot be told apart neither can be answered.
+        """
+        sequence, identity = self._sequences[correlation_id], _identity(request)
+        sequence.last_call = self._num_calls  # its slot lives, and its turn comes
+        if not starts and identity == sequence.identity:
+            return True
+        if identity == sequence.identity:
+            self._link.cancel([self._sequences.pop(correlation_id).new.id])
+        elif starts:
+            sequence.intruders.add(identity)
+        elif identity not in sequence.intruders:
+            raise InvalidRequest(_NO_SEQUENCE_FLAGS)  # Triton reschedules only what has begun with a START
+        return False
 
     def _compute(self, new: list[NewRequest], advance: list[int]) -> dict[int, Output]:
         """One step of the engine; an output for every id, empty where a sequence found no room yet."""
@@ -210,16 +251,25 @@ class IterativeDoor(Door):
     def _give_up(self, is_lost: Callable[[IterativeSequence], bool]) -> None:
         """Forget sequences that Triton has dropped, end them in the engine, and give back their slots."""
         lost = [correlation_id for correlation_id, sequence in self._sequences.items() if is_lost(sequence)]
-        if lost:
-            self._link.cancel([self._sequences.pop(correlation_id).new.id for correlation_id in lost])
-            for correlation_id in lost:
-                self._lost_slots.recover(correlation_id)
+        for correlation_id in lost:
+            sequence = self._sequences.pop(correlation_id)
+            self._link.cancel([sequence.new.id])
+            if not sequence.sender.is_cancelled():
+                # Its client waits: another request has ended the sequence in Triton.
+                self._given_up[correlation_id] = sequence.identity
+                self._to_send.put([(sequence.sender, error_response(InvalidRequest(_NO_SEQUENCE_FLAGS)))])
+            self._lost_slots.recover(correlation_id)
 
     def _on_output(self, output: Output) -> None:
         self._collector.deliver(output)
 
     def _fail_all(self, reason: str) -> None:
         self._collector.fail(reason)
+
+
+def _identity(request: Any) -> _Identity:
+    tensors = (read_scalar(request, name) for name in ("text_input", "sampling_parameters"))
+    return hash((request.request_id(), *tensors))
 
 
 def _response(sequence: IterativeSequence, output: Output) -> Any:
