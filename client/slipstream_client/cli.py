@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
@@ -26,6 +27,9 @@ app.add_typer(model.app, name="model")
 
 def main() -> None:
     """Run the command line; an expected failure, or one of the system's, is one line on standard error, exit code 1."""
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="replace")  # an answer may hold what a terminal cannot show
     try:
         app()
     except (SlipstreamError, OSError) as error:

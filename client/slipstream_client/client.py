@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
@@ -33,14 +35,21 @@ _CANCEL_TIMEOUT_S = 5.0
 class SlipstreamClient:
     """One model of one server. Thread safe; requests of all threads share one gRPC stream where the model allows it.
 
+    `timeout_s` bounds each request from sending to its last response; one that takes longer is cancelled and fails as
+    DEADLINE_EXCEEDED. Without it a request waits for ever where Triton forgets it, as it does when a model's process is
+    killed.
+
     >>> with SlipstreamClient() as client:
     ...     for chunk in client.stream("Once upon a time", max_tokens=32):
     ...         print(chunk.text, end="", flush=True)
     """
 
-    def __init__(self, url: str = "127.0.0.1:8001", model: str = "continuous") -> None:
+    def __init__(
+        self, url: str = "127.0.0.1:8001", model: str = "continuous", *, timeout_s: float | None = None
+    ) -> None:
         self.url = url
         self.model = model
+        self._timeout_s = timeout_s
         self._channel = grpc.insecure_channel(url)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._shared = SharedStream(self._stub, url)
@@ -132,25 +141,33 @@ class SlipstreamClient:
         request_id = request_id or uuid.uuid4().hex
         request = contract.request(request_id, prompt, input_ids, sampling, stream=stream)
         if not contract.decoupled:
-            return ChunkStream(request_id, _UnaryResponses(self._stub.ModelInfer.future(request), self.url))
-        if contract.takes_cancel:
-            return ChunkStream(request_id, _SharedResponses(self, self._shared, request))
-        return ChunkStream(request_id, _OwnStreamResponses(Stream(self._stub, self.url), request))
+            responses: _Responses = _UnaryResponses(self._stub.ModelInfer.future(request), self.url)
+        elif contract.takes_cancel:
+            responses = _SharedResponses(self, self._shared, request)
+        else:
+            responses = _OwnStreamResponses(Stream(self._stub, self.url), request)
+        return ChunkStream(request_id, responses, self._timeout_s)
 
 
 class ChunkStream(Iterator[Chunk]):
     """The chunks of one request, in order. Closing it before the last one cancels the request at the server."""
 
-    def __init__(self, request_id: str, responses: _Responses) -> None:
+    def __init__(self, request_id: str, responses: _Responses, timeout_s: float | None) -> None:
         self.request_id = request_id
         self._responses = responses
+        self._timeout_s = timeout_s
+        self._start = time.monotonic()
         self._ended = False
 
     def __next__(self) -> Chunk:
         if self._ended:
             raise StopIteration
+        left_s = None if self._timeout_s is None else max(0.0, self._start + self._timeout_s - time.monotonic())
         try:
-            response = self._responses.receive()
+            response = self._responses.receive(left_s)
+        except queue.Empty:
+            self.close()
+            raise RequestFailed(f"not answered within {self._timeout_s:g} s", "DEADLINE_EXCEEDED") from None
         except RequestFailed:
             self._ended = True
             raise
@@ -181,8 +198,8 @@ class ChunkStream(Iterator[Chunk]):
 class _Responses(Protocol):
     """Where the responses of one request come from."""
 
-    def receive(self) -> service_pb2.ModelInferResponse:
-        """Wait for the next response; raises `RequestFailed`."""
+    def receive(self, timeout_s: float | None) -> service_pb2.ModelInferResponse:
+        """Wait for the next response; raises `RequestFailed`, and `queue.Empty` when the time is up."""
 
     def cancel(self) -> None:
         """Stop the request at the server."""
@@ -197,8 +214,8 @@ class _SharedResponses:
         self._request_id = request.id
         self._inbox = shared.send(request)
 
-    def receive(self) -> service_pb2.ModelInferResponse:
-        received = self._inbox.get()
+    def receive(self, timeout_s: float | None) -> service_pb2.ModelInferResponse:
+        received = self._inbox.get(timeout=timeout_s)
         if isinstance(received, RequestFailed):
             raise received
         return received
@@ -217,8 +234,8 @@ class _OwnStreamResponses:
         self._stream = stream
         self._inbox = stream.open(request)
 
-    def receive(self) -> service_pb2.ModelInferResponse:
-        received = self._inbox.get()
+    def receive(self, timeout_s: float | None) -> service_pb2.ModelInferResponse:
+        received = self._inbox.get(timeout=timeout_s)
         failed = isinstance(received, RequestFailed)
         if failed or is_final(received):
             self._stream.close()
@@ -239,8 +256,10 @@ class _UnaryResponses:
         self._ended: SimpleQueue[Any] = SimpleQueue()
         call.add_done_callback(self._ended.put)
 
-    def receive(self) -> service_pb2.ModelInferResponse:
-        self._ended.get()  # and not inside gRPC, where Ctrl-C can leave a lock behind that nothing opens again
+    def receive(self, timeout_s: float | None) -> service_pb2.ModelInferResponse:
+        self._ended.get(
+            timeout=timeout_s
+        )  # and not inside gRPC, where Ctrl-C can leave a lock behind that nothing opens again
         try:
             return self._call.result()
         except grpc.RpcError as error:

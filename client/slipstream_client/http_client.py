@@ -31,12 +31,16 @@ class HttpSlipstreamClient:
     """One model of one server; every request has a connection of its own, and closing that cancels a stream.
 
     Triton notices a client that left only when it next writes to it: at the next chunk of a stream, and for a whole
-    answer too late. So that is cancelled by a second request with its id, where the model takes one.
+    answer too late. So that is cancelled by a second request with its id, where the model takes one. `timeout_s` bounds
+    the wait for each piece of an answer.
     """
 
-    def __init__(self, url: str = "127.0.0.1:8000", model: str = "continuous") -> None:
+    def __init__(
+        self, url: str = "127.0.0.1:8000", model: str = "continuous", *, timeout_s: float | None = None
+    ) -> None:
         self.url = url.removeprefix("http://").rstrip("/")
         self.model = model
+        self._timeout_s = timeout_s
         self._contract: ModelContract | None = None
 
     @property
@@ -47,6 +51,8 @@ class HttpSlipstreamClient:
             try:
                 answer = self._exchange(connection, "GET", "config")
                 self._contract = ModelContract.of_json(json.loads(answer.read()))
+            except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
+                raise RequestFailed(f"what answers at {self.url} is no Triton over HTTP", "UNAVAILABLE") from error
             finally:
                 connection.close()
         return self._contract
@@ -119,7 +125,7 @@ class HttpSlipstreamClient:
 
     def _connect(self) -> http.client.HTTPConnection:
         try:
-            return http.client.HTTPConnection(self.url)
+            return http.client.HTTPConnection(self.url, timeout=self._timeout_s)
         except http.client.InvalidURL as error:
             raise RequestFailed(f"{self.url} is no host:port", "INVALID_ARGUMENT") from error
 
@@ -129,7 +135,7 @@ class HttpSlipstreamClient:
         content = None if body is None else json.dumps(body)
         try:
             connection.connect()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise RequestFailed(f"no server answers at {self.url}", "UNAVAILABLE") from error
         connection.request(method, f"/v2/models/{quote(self.model, safe='')}/{verb}", content)
         answer = connection.getresponse()

@@ -237,8 +237,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 @contextlib.contextmanager
-def interrupt_when(event: threading.Event, again_after_s: float = 5.0) -> Iterator[None]:
-    """Ctrl-C in the main thread once the event is set.
+def interrupt_when(
+    event: threading.Event, again_after_s: float = 5.0, number: signal.Signals = signal.SIGINT
+) -> Iterator[None]:
+    """Ctrl-C, or another signal, in the main thread once the event is set.
 
     Again if that had no effect for so long: Python loses one that arrives in a destructor.
     """
@@ -249,7 +251,7 @@ def interrupt_when(event: threading.Event, again_after_s: float = 5.0) -> Iterat
     def interrupt() -> None:
         if event.wait(20):
             while not ended.is_set():
-                signal.pthread_kill(main, signal.SIGINT)
+                signal.pthread_kill(main, number)
                 ended.wait(again_after_s)
 
     threading.Thread(target=interrupt, daemon=True).start()

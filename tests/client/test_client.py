@@ -114,6 +114,17 @@ def test_closing_an_iterator_cancels_its_request_at_the_server(triton: FakeTrito
     assert triton.cancelled == ["mine"]
 
 
+@pytest.mark.parametrize("model", ["continuous", "iterative", "dynamic"])
+def test_a_request_that_takes_too_long_fails_and_is_cancelled(triton: FakeTriton, model: str) -> None:
+    """As one does whose model's process was killed: Triton never ends its stream."""
+    triton.script = lambda received: [Say([1]), Wait(3.0 if model == "dynamic" else 30.0), Say([2], final=True)]
+    with SlipstreamClient(triton.url, model, timeout_s=0.4) as client:
+        with pytest.raises(RequestFailed, match=r"not answered within 0\.4 s") as error:
+            list(client.stream("hello"))
+        assert error.value.code == "DEADLINE_EXCEEDED"
+        assert model == "dynamic" or triton.cancel_seen.wait(5)  # this server does not look at a plain call again
+
+
 def test_a_dropped_iterator_cancels_its_request_too(triton: FakeTriton) -> None:
     triton.script = lambda received: [Say([1]), Wait(30.0), Say([2], final=True)]
     with SlipstreamClient(triton.url) as client:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import io
 import json
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -130,7 +134,10 @@ def test_json_prints_the_results_and_nothing_else_on_standard_output(triton: Fak
     assert json.loads(result.stdout) == results_of(tmp_path)
 
 
-def test_interrupting_keeps_the_complete_runs_and_says_so(triton: FakeTriton, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupting_keeps_the_complete_runs_and_says_so(
+    triton: FakeTriton, tmp_path: Path, number: signal.Signals
+) -> None:
     stalled = threading.Event()
 
     def script(received: Received) -> list[Say | Fail | Wait]:
@@ -140,7 +147,7 @@ def test_interrupting_keeps_the_complete_runs_and_says_so(triton: FakeTriton, tm
         return answer(ids_of_request(received))
 
     triton.script = script
-    with interrupt_when(stalled, again_after_s=60.0):
+    with interrupt_when(stalled, again_after_s=60.0, number=number):
         result = compare(triton, tmp_path, "--concurrency", "1", "--requests", "2", "--batchers", "dynamic,continuous")
     assert result.exit_code == 130
     results = results_of(tmp_path)
@@ -148,6 +155,36 @@ def test_interrupting_keeps_the_complete_runs_and_says_so(triton: FakeTriton, tm
     assert [run["batcher"] for run in results["runs"]] == ["dynamic"]
     assert (tmp_path / "report.html").exists()
     assert triton.cancel_seen.wait(5)
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_one_comparison_at_a_time_writes_to_a_folder(triton: FakeTriton, tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as the other one does
+    arguments = ("--concurrency", "1", "--requests", "1", "--batchers", "dynamic")
+    result = compare(triton, tmp_path, *arguments)
+    assert str(result.exception) == f"another comparison writes to {tmp_path}"
+    os.close(descriptor)
+    assert compare(triton, tmp_path, *arguments).exit_code == 0
+
+
+def test_what_cannot_be_written_is_shown_all_the_same(
+    triton: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("slipstream_client.comparison.comparison.write_records", full)
+    result = compare(triton, tmp_path, "--concurrency", "1", "--requests", "2", "--batchers", "dynamic")
+    assert "dynamic" in result.stdout
+    assert "report:" not in result.stdout
+    assert str(result.exception) == f"cannot write to {tmp_path}: No space left on device"
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_more_clients_than_requests_are_not_started(triton: FakeTriton, tmp_path: Path) -> None:
+    result = compare(triton, tmp_path, "--concurrency", "9" * 22, "--requests", "2", "--batchers", "static,dynamic")
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize(

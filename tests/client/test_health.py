@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from typer.testing import CliRunner
 
 from fake_engine import FakeEngine
 from slipstream_client.commands.health import health
+from slipstream_client.http_client import HttpSlipstreamClient
 from slipstream_client.server.tritonserver import TritonServer
+from slipstream_client.tensors import RequestFailed
 from tiny_repository import write_repository
 
 app = typer.Typer()
@@ -50,6 +54,29 @@ def test_a_server_with_ready_models_and_living_engines_is_healthy(server: Triton
     assert code == 0
     assert list(checks) == ["server live", "server ready", "model echo", "model gauge", "engine tiny"]
     assert all(ok for ok, _ in checks.values())
+
+
+def test_what_is_no_triton_is_called_so() -> None:
+    class Page(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>hello</html>")
+
+        do_GET = do_POST = _answer
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        url = f"127.0.0.1:{web.server_port}"
+        result = CliRunner().invoke(app, ["--url", url, "--metrics-port", str(web.server_port)])
+        with pytest.raises(RequestFailed, match=f"what answers at {url} is no Triton over HTTP"):
+            HttpSlipstreamClient(url).generate("hello")
+        web.shutdown()
+    assert result.exit_code == 1
+    assert f"FAIL  models: what answers at {url} is no Triton" in result.stdout
 
 
 def test_a_dead_engine_makes_a_ready_server_unhealthy(server: TritonServer) -> None:

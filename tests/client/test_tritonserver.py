@@ -213,6 +213,21 @@ def test_a_taken_port_is_named_with_its_holder_and_the_flag(repository: Path) ->
     assert server.process_ids() == []
 
 
+@pytest.mark.parametrize("host", ["nonsense.invalid", "::1", "192.0.2.1"])
+def test_a_host_that_nobody_can_listen_at_is_not_called_taken(repository: Path, host: str) -> None:
+    for ports in ({"http_port": 8000, "grpc_port": 0, "metrics_port": 0}, dict.fromkeys(("http_port", "grpc_port"), 0)):
+        server = TritonServer(["echo"], repository=repository, host=host, **{"metrics_port": 0, **ports})
+        with pytest.raises(SlipstreamError, match=f"cannot listen on {host}"):
+            server.start()
+
+
+def test_a_log_that_cannot_be_written_is_named(repository: Path, tmp_path: Path) -> None:
+    for path in (tmp_path, Path("/proc/nowhere/log")):
+        server = TritonServer(["echo"], repository=repository, http_port=0, grpc_port=0, metrics_port=0, log_path=path)
+        with pytest.raises(SlipstreamError, match=f"cannot write the log {path}"):
+            server.start()
+
+
 def test_free_ports_are_distinct_and_outside_of_the_range_of_outgoing_connections() -> None:
     ports = free_ports(20)
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -226,10 +241,15 @@ def test_folders_of_owners_that_were_killed_are_removed_by_the_next_start(
     monkeypatch.setattr(paths.tempfile, "tempdir", str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE, text=True)
     left, in_use = (tmp_path / f"slipstream-{pid}-x" for pid in (ended.stdout.strip(), os.getpid()))
+    monkeypatch.setattr(paths, "SHARED_MEMORY", tmp_path / "slipstream-other")
     for folder in (left, in_use, tmp_path / "slipstream-other"):
         folder.mkdir()
+    for folder in (left, in_use):
+        paths.note_regions(folder, [f"region-{folder.name}"])
+        (tmp_path / "slipstream-other" / f"region-{folder.name}").touch()
     made = paths.make_server_folder(longest=100)
     assert set(tmp_path.iterdir()) == {made, in_use, tmp_path / "slipstream-other"}
+    assert [path.name for path in (tmp_path / "slipstream-other").iterdir()] == [f"region-{in_use.name}"]
     assert made.stat().st_mode & 0o777 == 0o700
 
 

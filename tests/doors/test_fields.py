@@ -293,6 +293,12 @@ def test_json_that_is_none_is_refused(text: bytes, reason: str) -> None:
     message.encode()
 
 
+def test_a_repeated_key_among_many_is_found_at_once() -> None:
+    """Looking for it must not take the time of all pairs of keys: meanwhile nobody is served."""
+    pairs = [f'"{number}": 0' for number in range(70_000)] + ['"69999": 1']
+    assert "the key '69999' stands twice" in refusal("{" + ", ".join(pairs) + "}")
+
+
 @pytest.mark.parametrize("name", ["logprobs", "n", "messages", "priority", "tenant", "prompt_token_ids", "timeout_ms"])
 def test_fields_of_a_later_version_are_refused_by_name(name: str) -> None:
     for value in (1, 0, False, "", []):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -39,7 +43,7 @@ def compare(
             help="Requests of each run, or one number for each concurrency.", show_default="12,24,48 for 1,4,16"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the workload.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results.", show_default="results/compare-<time>")
     ] = None,
@@ -54,7 +58,9 @@ def compare(
         str | None, typer.Option(help="auto, cpu or cuda.", show_default="as each model is configured")
     ] = None,
     retries: Annotated[int, typer.Option(min=0, help="Retries of a request that was refused as UNAVAILABLE.")] = 0,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which a request has failed.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=86400, help="Seconds after which a request has failed.")
+    ] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of the table.")] = False,
 ) -> None:
     """Send the same requests to each batcher and show throughput, latency and waste side by side.
@@ -73,20 +79,20 @@ def compare(
         timeout_s=timeout,
     )
     folder = out or Path("results") / time.strftime("compare-%Y%m%d-%H%M%S")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SlipstreamError(f"cannot write to {folder}: {error.strerror}") from error
-
     notes = Console(stderr=True)
-    with CompareProgress(notes, len(names) * len(points)) as progress:
+    with (
+        _folder_of_our_own(folder),
+        _ended_as_by_ctrl_c(),
+        CompareProgress(notes, len(names) * len(points)) as progress,
+    ):
         _announce(plan, progress, starts_server=url is None)
         with _target(plan, url, metrics_url, model, device, folder) as (target, server_facts):
             comparison = Comparison(plan, target, folder, progress)
             comparison.results["environment"] = describe_environment() | server_facts
-            comparison.run()
-    report = _write_pages(comparison)
+            report, unwritten = _measure(comparison)
     _show(comparison, report, as_json, notes)
+    if unwritten:
+        raise SlipstreamError(f"cannot write to {folder}: {unwritten.strerror}")
     if comparison.results["interrupted"]:
         raise typer.Exit(130)
     if comparison.failed:
@@ -157,6 +163,49 @@ def _target(
         yield Target(server.grpc_url, contracts, server.metrics_url, server.process_ids), described
 
 
+@contextlib.contextmanager
+def _folder_of_our_own(folder: Path) -> Iterator[None]:
+    """Make the folder for the results, and keep another comparison out of it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise SlipstreamError(f"cannot write to {folder}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SlipstreamError(f"another comparison writes to {folder}") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _ended_as_by_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a comparison in order, with the server that it has started."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _measure(comparison: Comparison) -> tuple[Path | None, OSError | None]:
+    """Run a comparison and write its pages: the report, or why not all could be written; it is shown all the same."""
+    try:
+        comparison.run()
+        return _write_pages(comparison), None
+    except OSError as error:
+        return None, error
+
+
 def _write_pages(comparison: Comparison) -> Path:
     # matplotlib takes a second to import; every other command does without it.
     from slipstream_client.report.charts import write_charts
@@ -167,7 +216,7 @@ def _write_pages(comparison: Comparison) -> Path:
     return write_report(comparison.results, lines, comparison.out)
 
 
-def _show(comparison: Comparison, report: Path, as_json: bool, notes: Console) -> None:
+def _show(comparison: Comparison, report: Path | None, as_json: bool, notes: Console) -> None:
     results = comparison.results
     if as_json:
         print(json.dumps(results, indent=1))
@@ -186,7 +235,8 @@ def _show(comparison: Comparison, report: Path, as_json: bool, notes: Console) -
         notes.print(f"failed: {error}", markup=False)
     if results["interrupted"]:
         notes.print("interrupted: the results hold the runs that were complete")
-    (notes if as_json else Console()).print(f"report: {report}", highlight=False, soft_wrap=True)
+    if report is not None:
+        (notes if as_json else Console()).print(f"report: {report}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _quality_text(quality: dict[str, Any]) -> str:

@@ -29,6 +29,9 @@ def generate(
         str | None, typer.Option(help="The server.", show_default="127.0.0.1:8001, with --http 127.0.0.1:8000")
     ] = None,
     over_http: Annotated[bool, typer.Option("--http", help="Use the HTTP generate endpoints instead of gRPC.")] = False,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.1, max=86400, help="Seconds after which the request has failed.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as one JSON object.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print the server's figures of this request too.")] = False,
 ) -> None:
@@ -43,9 +46,10 @@ def generate(
     )
     try:
         if over_http:
-            answer = _ask(HttpSlipstreamClient(url or "127.0.0.1:8000", batcher), prompt, sampling, no_stream, as_json)
+            http_client = HttpSlipstreamClient(url or "127.0.0.1:8000", batcher, timeout_s=timeout)
+            answer = _ask(http_client, prompt, sampling, no_stream, as_json)
         else:
-            with SlipstreamClient(url or "127.0.0.1:8001", batcher) as client:
+            with SlipstreamClient(url or "127.0.0.1:8001", batcher, timeout_s=timeout) as client:
                 answer = _ask(client, prompt, sampling, no_stream, as_json)
     except KeyboardInterrupt:
         print(file=sys.stderr)

@@ -34,7 +34,7 @@ def health(
     runtime_dir: Annotated[
         Path | None, typer.Option(help="The server's runtime directory, to ask the engines themselves as well.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for each answer.")] = 5.0,
+    timeout: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds to wait for each answer.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
     """Exit with 0 only if the server is ready, the models are ready and every engine is up."""

@@ -44,14 +44,15 @@ async def run_load(
     """
     contract = await client.contract()
     run = _Run(client, options, records, on_end)
+    concurrency = min(options.concurrency, len(requests))
     if contract.client_batches:
-        batch_size = min(options.concurrency, contract.max_batch_size)
+        batch_size = min(concurrency, contract.max_batch_size)
         batches = iter([requests[start : start + batch_size] for start in range(0, len(requests), batch_size)])
-        workers = [run.send_batches(batches) for _ in range(math.ceil(options.concurrency / batch_size))]
+        workers = [run.send_batches(batches) for _ in range(math.ceil(concurrency / batch_size))]
     else:
         queue = iter(requests)
         send_one = run.stream if contract.decoupled else run.infer
-        workers = [run.send_each(queue, send_one) for _ in range(options.concurrency)]
+        workers = [run.send_each(queue, send_one) for _ in range(concurrency)]
     await asyncio.gather(*workers)
 
 

@@ -19,6 +19,7 @@ from slipstream_client.comparison.words import WORDS
 from slipstream_client.errors import SlipstreamError
 
 MAX_TOKENS = 384
+_LONGEST_INPUT = 1 << 20
 EQUAL_LENGTHS = (64, 48)
 
 
@@ -128,8 +129,8 @@ def _fixed_lengths(name: str) -> tuple[int, int]:
     if not match:
         raise SlipstreamError(f"no workload {name!r}; there are mixed, equal and fixed:IN,OUT (tokens)")
     input_length, output_length = int(match[1]), int(match[2])
-    if input_length < 1 or not 1 <= output_length <= MAX_TOKENS:
-        raise SlipstreamError(f"workload {name}: IN is at least 1, OUT from 1 to {MAX_TOKENS}")
+    if not 1 <= input_length <= _LONGEST_INPUT or not 1 <= output_length <= MAX_TOKENS:
+        raise SlipstreamError(f"workload {name}: IN is 1 to {_LONGEST_INPUT}, OUT 1 to {MAX_TOKENS}")
     return input_length, output_length
 
 

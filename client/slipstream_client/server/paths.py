@@ -8,6 +8,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+SHARED_MEMORY = Path("/dev/shm")
+_REGIONS = "shared-memory-regions"
+
 
 def cache_folder() -> Path:
     """The folder of everything that can be made again: `$SLIPSTREAM_CACHE`, or the user's cache directory."""
@@ -21,7 +24,8 @@ def make_server_folder(longest: int) -> Path:
     """Make an empty folder, private to this user, for one server that this process owns, and return its path.
 
     It lies among the temporary files, or directly in /tmp where `longest` bytes are not enough for a path there.
-    Folders of owners that were killed are removed on the way; the owner's process id is part of the name.
+    Folders of owners that were killed are removed on the way, with the shared memory that is noted in them; the owner's
+    process id is part of the name.
     """
     base = Path(tempfile.gettempdir())
     prefix = f"slipstream-{os.getpid()}-"
@@ -31,5 +35,19 @@ def make_server_folder(longest: int) -> Path:
         owner = folder.name.split("-")[1]
         with contextlib.suppress(OSError):
             if owner.isdigit() and folder.stat().st_uid == os.getuid() and not Path(f"/proc/{owner}").exists():
+                _remove_regions(folder)
                 shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+
+
+def note_regions(folder: Path, regions: list[str]) -> None:
+    """Note shared memory in a server's folder: it outlives a server whose owner was killed."""
+    with (folder / _REGIONS).open("a", encoding="utf-8") as names:
+        names.writelines(f"{region}\n" for region in regions)
+
+
+def _remove_regions(folder: Path) -> None:
+    noted = folder / _REGIONS
+    for region in noted.read_text(encoding="utf-8").split() if noted.exists() else []:
+        with contextlib.suppress(OSError):
+            (SHARED_MEMORY / Path(region).name).unlink()

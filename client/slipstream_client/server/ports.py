@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 from pathlib import Path
@@ -35,23 +36,38 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 def require_free(port: int, host: str, flag: str) -> None:
     """Raise SlipstreamError, naming the holder and the `flag` that picks another port, if `port` is taken at `host`."""
-    if is_free(port, host):
+    error = _obstacle(port, host)
+    if error is None:
         return
+    if error.errno != errno.EADDRINUSE:
+        raise SlipstreamError(f"cannot listen on {host}, port {port}: {error.strerror or error}")
     holder = holder_of(port)
     by = f" by {holder}" if holder else ""
     raise SlipstreamError(f"port {port} on {host} is already taken{by}; choose another with {flag}")
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could listen on `port` now; a port in TIME_WAIT counts as free, as it does for the server."""
+    """Whether a server could listen on `port` now; a port in TIME_WAIT counts as free, as it does for the server.
+
+    Raises:
+        SlipstreamError: nobody can listen at this host.
+    """
+    error = _obstacle(port, host)
+    if error is not None and error.errno not in (errno.EADDRINUSE, errno.EACCES):
+        raise SlipstreamError(f"cannot listen on {host}: {error.strerror or error}")
+    return error is None
+
+
+def _obstacle(port: int, host: str) -> OSError | None:
+    """What keeps a server from listening there."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
             probe.listen(1)
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error
+    return None
 
 
 def _first_ephemeral_port() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-_SHARED_MEMORY = Path("/dev/shm")
+from slipstream_client.server.paths import SHARED_MEMORY
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Stub:
     def remove_region(self) -> None:
         """Remove its shared memory, which a stub that was killed leaves behind: 1 MiB and more each."""
         with contextlib.suppress(OSError):
-            (_SHARED_MEMORY / self.region).unlink()
+            (SHARED_MEMORY / self.region).unlink()
 
 
 def living_stubs(server_pid: int) -> list[Stub]:

@@ -39,8 +39,11 @@ class TritonHttp:
 
     def model_states(self) -> dict[str, str]:
         """State of every model in the server's repository, such as READY; empty for one that was never loaded."""
-        entries = json.loads(self._answer("POST", "/v2/repository/index"))
-        return {entry["name"]: entry.get("state", "") for entry in entries}
+        answer = self._answer("POST", "/v2/repository/index")
+        try:
+            return {entry["name"]: entry.get("state", "") for entry in json.loads(answer)}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise TritonRefused(f"what answers at {self.url} is no Triton") from error
 
     def load(self, model: str, timeout_s: float) -> None:
         """Load a model and return when it is ready."""
@@ -52,7 +55,7 @@ class TritonHttp:
 
     def metrics(self) -> str:
         """The Prometheus page, if this is the address of the metrics."""
-        return self._answer("GET", "/metrics").decode()
+        return self._answer("GET", "/metrics").decode(errors="replace")
 
     def _answer(self, method: str, path: str, timeout_s: float | None = None) -> bytes:
         status, body = self._exchange(method, path, timeout_s)
@@ -69,7 +72,7 @@ class TritonHttp:
             connection.request(method, path)
             answer = connection.getresponse()
             return answer.status, answer.read()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise TritonUnreachable(f"no server answers at {self.url} ({error or type(error).__name__})") from error
         finally:
             connection.close()

@@ -17,7 +17,7 @@ from slipstream_client import control
 from slipstream_client.errors import SlipstreamError
 from slipstream_client.server.installation import find_tritonserver, lay_out_backends, server_environment
 from slipstream_client.server.model_repository import find_repository, select_models
-from slipstream_client.server.paths import make_server_folder
+from slipstream_client.server.paths import make_server_folder, note_regions
 from slipstream_client.server.ports import free_ports, require_free
 from slipstream_client.server.startup_log import failure_reason
 from slipstream_client.server.stubs import Stub, living_stubs
@@ -248,7 +248,7 @@ class TritonServer:
         self.log_path = (self._given_log_path or scratch / "tritonserver.log").absolute()
         try:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            self.log_path.touch()
+            self.log_path.open("ab").close()
         except OSError as error:
             raise ServerError(f"cannot write the log {self.log_path}: {error.strerror}") from error
         self._log_offset = self.log_path.stat().st_size
@@ -308,7 +308,10 @@ class TritonServer:
 
     def _remember_stubs(self) -> list[Stub]:
         living = living_stubs(self.pid)
-        self._stubs.update((stub.pid, stub) for stub in living)
+        new = [stub for stub in living if stub.pid not in self._stubs]
+        self._stubs.update((stub.pid, stub) for stub in new)
+        if new and self._scratch is not None:
+            note_regions(self._scratch, [stub.region for stub in new])
         return living
 
     def _end_all(self, grace_s: float) -> None:
