@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from helpers import PROMPTS, STREAMING, ask
-from serving import SLIPSTREAM
+from slipstream_client import cli
 from slipstream_client.http_client import HttpSlipstreamClient
 from slipstream_client.server.tritonserver import TritonServer
 
@@ -19,11 +20,11 @@ pytestmark = pytest.mark.server
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
-def run(*arguments: str | Path) -> str:
-    """What a program prints that ends well and complains of nothing."""
-    ended = subprocess.run([*arguments], capture_output=True, text=True, timeout=120, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    return ended.stdout
+def slipstream(*arguments: str | Path) -> str:
+    """What the command line prints when it ends well."""
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -32,7 +33,9 @@ def test_an_example_prints_what_the_server_answers(server: TritonServer, example
     assert "127.0.0.1:800" in text
     text = text.replace("127.0.0.1:8000", server.http_url).replace("127.0.0.1:8001", server.grpc_url)
     answer = ask(server, "continuous", "Once upon a time", max_tokens=48)
-    printed = run(sys.executable, "-c", text)
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    printed = ended.stdout
     assert printed.replace(answer.text, "").strip() in ("", "finish reason: length")
 
 
@@ -40,7 +43,7 @@ def test_an_example_prints_what_the_server_answers(server: TritonServer, example
 @pytest.mark.parametrize("over", ["grpc", "http"])
 def test_generate_prints_the_answer_of_every_model(server: TritonServer, batcher: str, over: str) -> None:
     where = ["--url", server.grpc_url] if over == "grpc" else ["--http", "--url", server.http_url]
-    printed = run(*SLIPSTREAM, "generate", PROMPTS[0], "--batcher", batcher, "--max-tokens", "8", *where)
+    printed = slipstream("generate", PROMPTS[0], "--batcher", batcher, "--max-tokens", "8", *where)
     assert printed == ask(server, "continuous", PROMPTS[0], max_tokens=8).text + "\n"
 
 
@@ -57,7 +60,7 @@ def test_the_http_client_streams_what_grpc_streams(server: TritonServer, model: 
 def test_health_finds_every_model_and_engine_well(server: TritonServer) -> None:
     port = server.metrics_url.rpartition(":")[2]
     where = ["--url", server.http_url, "--metrics-port", port, "--runtime-dir", server.runtime_dir]
-    found = json.loads(run(*SLIPSTREAM, "health", *where, "--json"))
+    found = json.loads(slipstream("health", *where, "--json"))
     assert found["healthy"]
     names = {check["name"] for check in found["checks"]}
     assert {f"model {model}" for model in server.models} <= names
@@ -67,10 +70,7 @@ def test_health_finds_every_model_and_engine_well(server: TritonServer) -> None:
 def test_compare_measures_all_batchers_and_finds_their_answers_equal(server: TritonServer, tmp_path: Path) -> None:
     where = ["--url", server.grpc_url, "--metrics-url", server.metrics_url, "--out", tmp_path]
     load = ["--workload", "fixed:20,6", "--concurrency", "3", "--requests", "6"]
-    command = [*SLIPSTREAM, "compare", *where, *load, "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 0, ended.stderr
-    results = json.loads(ended.stdout)
+    results = json.loads(slipstream("compare", *where, *load, "--json"))
     assert results == json.loads((tmp_path / "results.json").read_text())
     runs = {run["batcher"]: run for run in results["runs"]}
     assert list(runs) == ["static", "dynamic", "iterative", "continuous"]

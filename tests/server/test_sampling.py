@@ -24,8 +24,8 @@ def whole(shared_server: TritonServer) -> str:
 
 
 @pytest.mark.parametrize("model", CONTINUOUS)
-@pytest.mark.parametrize("place", [0, 1, 5, 17, 40])
-@pytest.mark.parametrize("length", [1, 2, 7])
+@pytest.mark.parametrize("place", [0, 5, 17])
+@pytest.mark.parametrize("length", [1, 7])
 def test_a_stop_string_cuts_the_answer_wherever_it_begins(
     server: TritonServer, whole: str, model: str, place: int, length: int
 ) -> None:

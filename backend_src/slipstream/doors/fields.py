@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import secrets
@@ -16,6 +17,7 @@ from slipstream.errors import InvalidRequest
 DEFAULT_MAX_TOKENS = 256
 _MOST_JSON_BYTES = 1 << 20
 _LONGEST_SALT = 256
+_LONGEST_NAME = 40
 _MOST_STRINGS = 64
 _LONGEST_STRING = 1024
 _MOST_TOKEN_IDS = 1024  # of one list: they are looked at in every step
@@ -92,7 +94,9 @@ def parse_fields(
         if name in _NOT_SUPPORTED and name in given:
             raise InvalidRequest(f"{name} is not supported by this version")
         if name not in _READERS and name not in _NOT_SUPPORTED:
-            raise InvalidRequest(f"unknown field {_show(name)}; known are {', '.join(sorted(_READERS))}")
+            close = difflib.get_close_matches(name[:_LONGEST_NAME], _READERS, 1)
+            known = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(_READERS))}"
+            raise InvalidRequest(f"unknown field {_show(name, _LONGEST_NAME)}; {known}")
     read = {name: _READERS[name](name, value, limits) for name, value in given.items()}
     of_text = {name: read.pop(name) for name in _OF_TEXT if name in read}
     room = limits.max_model_len - num_prompt_tokens
@@ -151,9 +155,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _show(value: Any) -> str:
+def _show(value: Any, longest: int = 80) -> str:
     text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def _number(name: str, value: Any) -> float | int:
