@@ -21,13 +21,17 @@ def shared_server() -> Iterator[TritonServer]:
     server.kill()
 
 
+@pytest.fixture(scope="session")
+def first_pids(shared_server: TritonServer) -> dict[str, int]:
+    return engine_pids(shared_server)
+
+
 @pytest.fixture
-def server(shared_server: TritonServer) -> Iterator[TritonServer]:
+def server(shared_server: TritonServer, first_pids: dict[str, int]) -> Iterator[TritonServer]:
     """The server with all five models; every test leaves the same processes behind, and nothing that runs."""
-    pids = engine_pids(shared_server)
     yield shared_server
-    wait_until_at_rest(shared_server, pids)
-    assert engine_pids(shared_server) == pids
+    wait_until_at_rest(shared_server, first_pids)
+    assert engine_pids(shared_server) == first_pids
     assert is_alive(shared_server.pid)
 
 

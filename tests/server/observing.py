@@ -86,17 +86,23 @@ def wait_until_at_rest(server: TritonServer, engines: Iterable[str], seconds: fl
     An answer arrives before the metrics tell of it: gauges alone may still be the zeros from before the request.
     """
 
-    def at_rest(engine: str) -> bool:
+    engines = list(engines)
+
+    def at_rest() -> bool:
         try:
-            status, metrics = engine_status(server, engine), Metrics(server)
+            statuses = [engine_status(server, engine) for engine in engines]
         except control.EngineUnreachable:  # it is being started again
             return False
-        # The metrics outlive an engine process and its own count.
-        counted = metrics.value("requests_finished_total", engine) >= sum(status["finished"].values())
-        return counted and status["running"] == status["waiting"] == 0 and metrics.at_rest(engine)
+        metrics = Metrics(server)
+        return all(
+            # The metrics outlive an engine process and its own count.
+            metrics.value("requests_finished_total", engine) >= sum(status["finished"].values())
+            and status["running"] == status["waiting"] == 0
+            and metrics.at_rest(engine)
+            for engine, status in zip(engines, statuses, strict=True)
+        )
 
-    for engine in engines:
-        wait_until(lambda engine=engine: at_rest(engine), f"{engine} and its metrics are at rest", seconds)
+    wait_until(at_rest, f"{', '.join(engines)} and their metrics are at rest", seconds)
 
 
 def finished(server: TritonServer, engine: str, reason: str) -> float:

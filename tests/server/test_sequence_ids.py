@@ -83,7 +83,7 @@ def test_a_sequence_of_one_request_alone_is_refused(server: TritonServer, alone:
 
 
 def test_collisions_cost_no_seat(server: TritonServer, alone: list[int]) -> None:
-    for flags in ({"sequence_start": True}, {"sequence_end": True}) * 2:
+    for flags in ({"sequence_start": True}, {"sequence_end": True}):
         collide(server, [(INTRUDER, flags)])
     wait_until_at_rest(server, ["iterative"])
     with ThreadPoolExecutor(16) as pool:
