@@ -32,6 +32,7 @@ _RANGES = {
     "kv_cache_bytes": (1, 1 << 46),
     "max_queued_requests": (1, 1 << 20),
     "max_queued_tokens": (1, 1 << 32),
+    "max_request_seconds": (1, 1 << 20),
     "threads": (0, 1024),
     "grace_seconds": (0, 3600),
 }
@@ -58,6 +59,7 @@ class EngineConfig:
         prefix_cache: whether requests of the continuous policy share the blocks of equal beginnings.
         max_queued_requests, max_queued_tokens: beyond these, requests are refused as unavailable (continuous policy;
             in front of the others Triton has the queue).
+        max_request_seconds: no request of the continuous policy takes longer, from its arrival to its end.
         threads: CPU threads of the matmuls and kernels; 0 is one per usable core.
         grace_seconds: how long the engine outlives its last door.
     """
@@ -77,6 +79,7 @@ class EngineConfig:
     prefix_cache: bool = True
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
+    max_request_seconds: int = 3600
     threads: int = 0
     grace_seconds: int = 5
 

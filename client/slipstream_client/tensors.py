@@ -53,10 +53,23 @@ class SamplingOptions(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
     seed: int
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: dict[str, float]
+    allowed_token_ids: list[int]
+    bad_token_ids: list[int]
+    bad_words: str | list[str]
+    min_tokens: int
+    stop: str | list[str]
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
     ignore_eos: bool
     stop_token_ids: list[int]
     stop_length: int
+    timeout_ms: float
     cache_salt: str
     return_token_ids: bool
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.doors.fields import Limits, RequestFields, check_token_ids, parse_fields
+from slipstream.doors.fields import Limits, RequestFields, check_token_ids, list_of_ids, parse_fields, read_values
 from slipstream.engine.request import SamplingParams
 from slipstream.errors import InvalidRequest
 
@@ -25,7 +25,7 @@ def parse(text: str | bytes | None = None, /, parameters: dict[str, Any] | None 
     if text is None and values:
         text = json.dumps(values)
     encoded = text.encode() if isinstance(text, str) else text
-    return parse_fields(encoded, parameters or {}, PROMPT, LIMITS)
+    return parse_fields(read_values(encoded, parameters or {}), PROMPT, LIMITS)
 
 
 def refusal(*args: Any, **values: Any) -> str:
@@ -45,7 +45,7 @@ def test_fields_left_out_have_their_defaults() -> None:
 
 def test_what_an_engine_has_no_use_for_is_taken_and_named() -> None:
     limits = replace(LIMITS, ignored=frozenset(["cache_salt"]))
-    assert parse_fields(b'{"cache_salt": "a", "seed": 1}', {}, 10, limits).ignored == ("cache_salt",)
+    assert parse_fields({"cache_salt": "a", "seed": 1}, 10, limits).ignored == ("cache_salt",)
     assert parse(cache_salt="a").cache_salt == "a"
     assert parse(cache_salt="a").ignored == ()
 
@@ -74,7 +74,7 @@ def test_each_request_without_a_seed_gets_one_of_its_own() -> None:
 @pytest.mark.parametrize(("prompt", "max_tokens"), [(1, 256), (256, 256), (257, 255), (511, 1)])
 def test_max_tokens_left_out_is_capped_by_the_context(prompt: int, max_tokens: int) -> None:
     """LEN-02: a prompt one shorter than the context gets exactly one token."""
-    assert parse_fields(None, {}, prompt, LIMITS).sampling.max_tokens == max_tokens
+    assert parse_fields({}, prompt, LIMITS).sampling.max_tokens == max_tokens
 
 
 @pytest.mark.parametrize("prompt", [512, 513, 100_000])
@@ -82,7 +82,7 @@ def test_a_prompt_without_room_for_a_token_is_refused_with_the_numbers(prompt: i
     """LEN-01, LEN-02."""
     for text in (b"{}", b'{"max_tokens": 1}'):
         with pytest.raises(InvalidRequest, match=f"the prompt has {prompt} tokens; .* at most 512 are allowed"):
-            parse_fields(text, {}, prompt, LIMITS)
+            parse_fields(read_values(text, {}), prompt, LIMITS)
 
 
 def test_prompt_and_max_tokens_beyond_the_context_are_refused_with_the_numbers() -> None:
@@ -150,14 +150,15 @@ def test_fields_of_the_text() -> None:
     fields = parse(stop=["b", "a", "b"], include_stop_str_in_output=True, bad_words="no", skip_special_tokens=False)
     assert (fields.stop, fields.include_stop_str_in_output) == (("b", "a"), True)
     assert (fields.bad_words, fields.skip_special_tokens) == (("no",), False)
+    assert (parse(timeout_ms=250).timeout_ms, parse().timeout_ms) == (250.0, None)
     assert parse(bad_token_ids=[4, 5]).sampling.bad_sequences == ((4,), (5,))
 
 
 def test_what_a_model_cannot_do_is_refused_by_name() -> None:
     limits = replace(LIMITS, refused=frozenset(["stop"]))
     with pytest.raises(InvalidRequest, match="stop is not supported by this model; `continuous`"):
-        parse_fields(b'{"stop": "a"}', {}, 10, limits)
-    assert parse_fields(b'{"stop": null}', {}, 10, limits).stop == ()
+        parse_fields({"stop": "a"}, 10, limits)
+    assert parse_fields({"stop": None}, 10, limits).stop == ()
 
 
 # --- what is refused
@@ -242,6 +243,9 @@ def test_what_a_model_cannot_do_is_refused_by_name() -> None:
         ("include_stop_str_in_output", 1, "true or false"),
         ("skip_special_tokens", "no", "true or false"),
         ("stop_length", 0, "allowed are 1 to 512"),
+        ("timeout_ms", 0, "finite numbers from 1 up"),
+        ("timeout_ms", "soon", "a number"),
+        ("timeout_ms", float("inf"), "finite numbers from 1 up"),
         ("cache_salt", "", "a string of 1 to 256 characters"),
         ("cache_salt", "x" * 257, "a string of 1 to 256 characters"),
         ("cache_salt", 5, "a string of 1 to 256 characters"),
@@ -299,7 +303,7 @@ def test_a_repeated_key_among_many_is_found_at_once() -> None:
     assert "the key '69999' stands twice" in refusal("{" + ", ".join(pairs) + "}")
 
 
-@pytest.mark.parametrize("name", ["logprobs", "n", "messages", "priority", "tenant", "prompt_token_ids", "timeout_ms"])
+@pytest.mark.parametrize("name", ["logprobs", "n", "priority", "tenant"])
 def test_fields_of_a_later_version_are_refused_by_name(name: str) -> None:
     for value in (1, 0, False, "", []):
         assert refusal(**{name: value}) == f"{name} is not supported by this version"
@@ -372,3 +376,10 @@ def test_any_json_object_is_read_or_refused(values: dict[str, Any]) -> None:
     assert 0.0 <= sampling.top_p <= 1.0
     assert 0 <= sampling.seed < 2**64
     assert all(0 <= token_id < 1000 for token_id in sampling.stop_token_ids)
+
+
+@pytest.mark.parametrize("value", [5, "5", [1.0], ["1"], [True], [None], {"a": 1}])
+def test_a_prompt_of_ids_is_a_list_of_whole_numbers(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"prompt_token_ids is .* it must be a list of token ids"):
+        list_of_ids("prompt_token_ids", value)
+    assert list_of_ids("prompt_token_ids", [0, 5]) == [0, 5]

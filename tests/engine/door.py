@@ -79,7 +79,9 @@ class Door:
         return self.tell({"type": "status"})
 
 
-def new_request(id_: int, prompt_ids: list[int], *, stream: bool = True, **sampling: Any) -> NewRequest:
+def new_request(
+    id_: int, prompt_ids: list[int], *, stream: bool = True, timeout_s: float | None = None, **sampling: Any
+) -> NewRequest:
     """A request that arrives now."""
     parameters = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **sampling})
-    return NewRequest(id_, prompt_ids, parameters, time.monotonic(), stream)
+    return NewRequest(id_, prompt_ids, parameters, time.monotonic(), stream, timeout_s=timeout_s)

@@ -8,7 +8,7 @@ from typing import Any
 from scripted import DOOR, Clock, ScriptedRunner, expected_output, output_of
 from slipstream.config import EngineConfig
 from slipstream.engine.engine import Engine
-from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, Request
+from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, FINISH_TIMEOUT, Request
 from slipstream.errors import SlipstreamError
 
 Key = tuple[bytes, int]
@@ -100,7 +100,7 @@ class ObservedEngine:
     def _check_output(self, key: Key) -> None:
         request, reason, output = self.requests[key], self.reasons[key], self.delivered[key]
         expected, expected_reason = expected_output(request.token_ids[: request.num_prompt_tokens], request.sampling)
-        if reason in (FINISH_CANCELLED, FINISH_ERROR):
+        if reason in (FINISH_CANCELLED, FINISH_ERROR, FINISH_TIMEOUT):
             assert output == expected[: len(output)]
         elif reason == FINISH_LENGTH and len(output) < len(expected):
             # Only a sequence for which the whole pool is too small may end early.

@@ -7,6 +7,7 @@ that leave meet the engine at an exact moment.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,10 +17,9 @@ from deadline import PATIENCE_S, wait_until
 from door import Door, new_request
 from scripted import ScriptedRunner, expected_output, make_config, make_prompt
 from scripted_process import GatedRunner, Server
-from slipstream.engine import messages
 from slipstream.engine.link import EngineFailed
 from slipstream.engine.messages import Update
-from slipstream.engine.request import SamplingParams
+from slipstream.engine.request import CANCELLED, INTERNAL, INVALID, UNAVAILABLE, SamplingParams
 from slipstream_client import control
 
 PROMPTS = [make_prompt(5 + number, number) for number in range(6)]
@@ -207,7 +207,7 @@ def test_a_cancel_during_the_step_that_ends_the_prefill(serve: Any, runner: Gate
     runner.let()
     door.ask(0, PROMPTS[0], max_tokens=200)
     last = door.end_of(0)
-    assert (last.finish_reason, last.error_kind) == ("cancelled", messages.CANCELLED)
+    assert (last.finish_reason, last.error_kind) == ("cancelled", CANCELLED)
     assert last.error == "Request was cancelled"
     assert [output.token_ids for output in door.outputs[0]] == [expected(PROMPTS[0], 1), []]
     door.ask(1, PROMPTS[1])
@@ -238,17 +238,33 @@ def test_refused_requests_leave_those_beside_them_their_answer(serve: Any, runne
     runner.let()
     door.wait_for(lambda: len(door.tokens(20)) == 8)
     assert door.tokens(20) == expected(PROMPTS[2])
-    assert {door.end_of(number).error_kind for number in range(20)} == {messages.INVALID}
+    assert {door.end_of(number).error_kind for number in range(20)} == {INVALID}
     assert door.end_of(0).error == "the prompt has no tokens"
     assert "at most 1024 are allowed" in str(door.end_of(1).error)
     refusals = [(output.error, output.error_kind) for output in door.outputs[20] if output.error is not None]
-    assert refusals == [("request 20 is still running", messages.INVALID)]
+    assert refusals == [("request 20 is still running", INVALID)]
+
+
+def test_a_deadline_counts_from_the_arrival_and_the_engine_has_one_for_all(serve: Any, runner: GatedRunner) -> None:
+    door = serve(runner, max_num_seqs=2, max_request_seconds=1).open()
+    runner.during[0] = lambda: time.sleep(0.3)  # meanwhile the times of 1 and 2 run out
+    runner.during[1] = lambda: time.sleep(1.0)  # and here that of everyone
+    timeouts = [None, 0.2, 0.2, 500.0]
+    door.link.submit(
+        [new_request(n, PROMPTS[n], max_tokens=100, timeout_s=timeout) for n, timeout in enumerate(timeouts)]
+    )
+    runner.let()
+    assert [door.end_of(number).finish_reason for number in range(4)] == ["timeout", "timeout", "error", "timeout"]
+    assert door.end_of(2).error_kind == UNAVAILABLE
+    assert "deadline: still in the queue" in str(door.end_of(2).error)
+    assert door.tokens(0) == expected(PROMPTS[0], 2)
+    assert door.tokens(1) == expected(PROMPTS[1], 1)
 
 
 def test_a_full_queue_is_told_as_unavailable(serve: Any, runner: GatedRunner) -> None:
     door = serve(runner, max_num_seqs=1, max_queued_requests=2).open()
     door.link.submit([new_request(number, PROMPTS[number]) for number in range(4)])
-    assert door.end_of(3).error_kind == messages.UNAVAILABLE
+    assert door.end_of(3).error_kind == UNAVAILABLE
     assert "the queue is full: 2 requests wait" in str(door.end_of(3).error)
     runner.let()
     assert [door.answer(number) for number in range(3)] == [expected(prompt) for prompt in PROMPTS[:3]]
@@ -259,7 +275,7 @@ def test_a_failed_step_is_told_with_its_reason(serve: Any) -> None:
     door = serve(ScriptedRunner(64, failing_steps={0})).open()
     door.ask(0, PROMPTS[0])
     last = door.end_of(0)
-    assert (last.finish_reason, last.error_kind) == ("error", messages.INTERNAL)
+    assert (last.finish_reason, last.error_kind) == ("error", INTERNAL)
     assert last.error == "the step that computed it failed: StepFailed: scripted failure of step 0"
     door.ask(1, PROMPTS[0])
     assert door.answer(1) == expected(PROMPTS[0])
@@ -336,10 +352,10 @@ def test_a_drained_engine_finishes_what_runs_and_refuses_the_rest(serve: Any, ru
     thread, answers = drain(door, timeout_s=PATIENCE_S)
     wait_until(lambda: (runner.let(1), door.outputs.get(1))[1], "the engine takes in the drain between two steps")
     last = door.end_of(1)
-    assert (last.error_kind, last.error) == (messages.UNAVAILABLE, "the server is shutting down")
+    assert (last.error_kind, last.error) == (UNAVAILABLE, "the server is shutting down")
     door.ask(2, PROMPTS[1])
     runner.let()
-    assert door.end_of(2).error_kind == messages.UNAVAILABLE
+    assert door.end_of(2).error_kind == UNAVAILABLE
     assert door.answer(0) == expected(PROMPTS[0], 400)
     thread.join(PATIENCE_S)
     assert answers == [{"type": "drained", "finished": 1, "aborted": 1}]
@@ -356,6 +372,6 @@ def test_a_drain_ends_what_takes_too_long(serve: Any, runner: GatedRunner) -> No
     wait_until(lambda: (runner.let(1), door.outputs[0][-1].error)[1], "the engine takes in the drain between two steps")
     last = door.end_of(0)
     assert last.error == "the server is shutting down and the request did not end in time"
-    assert last.error_kind == messages.UNAVAILABLE
+    assert last.error_kind == UNAVAILABLE
     thread.join(PATIENCE_S)
     assert answers == [{"type": "drained", "finished": 0, "aborted": 1}]

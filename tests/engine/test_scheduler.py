@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from observed import ObservedEngine
@@ -386,3 +388,54 @@ def test_the_scripted_runner_can_end_by_eos() -> None:
     assert {reason for _, reason in ends} == {"stop", "length"}
     assert all(output[-1] in EOS_TOKEN_IDS for output, reason in ends if reason == "stop")
     assert len({next_token(make_prompt(5, number), 0) for number in range(32)}) > 15
+
+
+# --- deadlines
+
+
+def hurried(number: int, prompt: int, max_tokens: int, timeout_s: float):  # type: ignore[no-untyped-def]
+    request = endless(number, prompt, max_tokens)
+    request.deadline = request.arrival_time + timeout_s
+    return request
+
+
+def test_a_request_that_runs_past_its_deadline_keeps_its_tokens() -> None:
+    """Its seat and its blocks are free in the step after, and the one that waited for them starts."""
+    observed = engine(10, max_num_seqs=1)
+    late, next_one = hurried(0, 3, 500, timeout_s=0.1), endless(1, 3, 2)
+    observed.add(late)
+    observed.add(next_one)
+    observed.run()
+    assert observed.reasons == {late.key: "timeout", next_one.key: "length"}
+    assert 0 < len(observed.delivered[late.key]) < 100
+    assert late.deadline < late.finish_time < late.deadline + 0.02
+    observed.check_end()
+
+
+def test_a_request_still_in_the_queue_at_its_deadline_gets_an_error() -> None:
+    observed = engine(10, max_num_seqs=1)
+    observed.add(endless(0, 3, 40))
+    waiting = hurried(1, 3, 2, timeout_s=0.05)
+    observed.add(waiting)
+    observed.run()
+    assert (waiting.finish_reason, waiting.error_kind) == ("error", "unavailable")
+    assert re.fullmatch(r"deadline: still in the queue after 0\.05\d s; 0\.05 s were allowed", str(waiting.error))
+    assert observed.reasons[(DOOR, 0)] == "length"
+    observed.check_end()
+
+
+def test_a_deadline_in_the_middle_of_a_long_prompt_or_after_a_preemption_is_a_timeout() -> None:
+    observed = engine(100, token_budget=8, max_num_seqs=4)
+    prompt = hurried(0, 400, 2, timeout_s=0.03)
+    observed.add(prompt)
+    observed.run()
+    assert (observed.reasons[prompt.key], observed.delivered[prompt.key]) == ("timeout", [])
+    preempted = hurried(1, 3, 100, timeout_s=0.5)
+    observed.add(preempted)
+    for _ in range(5):
+        observed.step()
+    observed.scheduler._preempt(preempted)
+    preempted.deadline = 0.0
+    observed.step()
+    assert (observed.reasons[preempted.key], len(observed.delivered[preempted.key])) == ("timeout", 5)
+    observed.check_end()

@@ -7,8 +7,9 @@ tokens of its undisturbed run.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ class Arrival:
     stop_token_ids: tuple[int, ...] = ()
     family: int = -1  # requests of one family have prompts that begin alike; -1 is the only one of its kind
     salt: str = ""
+    timeout: float = math.inf  # on the scripted clock, which moves a few milliseconds a step
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ arrivals = st.builds(
     family=st.integers(-1, 1),
     salt=st.sampled_from(["", "", "", "salt"]),
 )
+hurried_arrivals = st.builds(replace, arrivals, timeout=st.one_of(st.just(math.inf), st.floats(0.001, 0.2)))
 scenarios = st.builds(
     Scenario,
     num_blocks=st.integers(1, 16),
@@ -109,7 +112,7 @@ troubled_scenarios = st.builds(
     spare_budget=st.integers(0, 40),
     admission=st.sampled_from(["optimistic", "no_evict"]),
     chunked_prefill=st.booleans(),
-    arrivals=st.lists(arrivals, min_size=1, max_size=12),
+    arrivals=st.lists(hurried_arrivals, min_size=1, max_size=12),
     cancels=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 11)), max_size=8),
     failing_steps=st.frozensets(st.integers(0, 60), max_size=3),
     not_finite=st.frozensets(st.tuples(st.integers(0, 11), st.integers(0, 20)), max_size=4),
@@ -133,9 +136,13 @@ class ObservedScheduler:
 
     def schedule(self, now: float) -> Batch:
         scheduler = self._scheduler
-        running, waiting = list(scheduler.running), list(scheduler.waiting)
+        expired = [request for request in (*scheduler.running, *scheduler.waiting) if now > request.deadline]
+        running = [request for request in scheduler.running if request not in expired]
+        waiting = [request for request in scheduler.waiting if request not in expired]
         preemptions = scheduler.num_preemptions
         batch = self._schedule(now)
+        assert all(request.finished and not request.block_table for request in expired)
+        assert not any(request in scheduler.running or request in scheduler.waiting for request in expired)
 
         victims = [request for request in running if request in scheduler.waiting]
         admitted = [request for request in scheduler.running if request not in running]
@@ -147,7 +154,7 @@ class ObservedScheduler:
         assert len(scheduler.running) <= self._seats
         assert len(chunks) == len(batch.chunks), "a sequence has two chunks in one step"
         assert set(chunks) == set(scheduler.running) - set(outgrown), "a running sequence got nothing"
-        assert batch.chunks or outgrown, "the step brings nothing forward"
+        assert batch.chunks or outgrown or expired, "the step brings nothing forward"
 
         assert scheduler.num_preemptions - preemptions == len(victims)
         assert victims == running[len(running) - len(victims) :], "the victims are not the newest"
@@ -210,6 +217,8 @@ def submit(observed: ObservedEngine, scenario: Scenario, number: int, arrival: A
         seed=number,
     )
     request.cache_salt = arrival.salt
+    request.arrival_time = observed.engine._clock()
+    request.deadline = request.arrival_time + arrival.timeout
     scheduler: Any = observed.scheduler
     longest = arrival.prompt + arrival.max_tokens
     needed = longest if scenario.admission == "no_evict" else arrival.prompt + 1
@@ -254,7 +263,12 @@ def test_cancels_failed_steps_and_broken_logits_take_nobody_else_with_them(scena
     for key, reason in observed.reasons.items():
         if reason == "error":
             index = len(observed.delivered[key])
-            assert key in hit or (key[1], index) in scenario.not_finite
+            late = "deadline: still in the queue" in str(observed.requests[key].error)
+            assert key in hit or (key[1], index) in scenario.not_finite or late
+        if reason == "timeout" or (reason == "error" and "deadline" in str(observed.requests[key].error)):
+            request = observed.requests[key]
+            assert request.finish_time > request.deadline
+            assert (reason == "timeout") == (request.first_scheduled_time is not None)
         if reason == "cancelled":
             assert any(number == key[1] for _, number in scenario.cancels)
     for key in hit:

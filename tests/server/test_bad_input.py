@@ -66,11 +66,8 @@ NOT_SUPPORTED: Mapping[str, Any] = {
     "best_of": 2,
     "logprobs": 1,
     "prompt_logprobs": 1,
-    "messages": [],
     "tenant": "a",
     "priority": 1,
-    "timeout_ms": 5,
-    "prompt_token_ids": [1],
 }
 BAD: Mapping[str, Bad] = dict(
     [
@@ -228,11 +225,11 @@ INT32 = np.int32
 CONTINUOUS_ONLY: Mapping[str, tuple[Callable[[], list[Any]], str]] = {
     "neither text nor ids": (
         lambda: [text_tensor("sampling_parameters", ["{}"], [1])],
-        "exactly one of text_input and input_ids is needed",
+        "exactly one of text_input, input_ids, prompt_token_ids, messages is needed",
     ),
     "both text and ids": (
         lambda: [text_tensor("text_input", ["a"], [1]), numpy_tensor("input_ids", np.array([1], INT32), "INT32")],
-        "exactly one of text_input and input_ids is needed",
+        "exactly one of text_input, input_ids, prompt_token_ids, messages is needed",
     ),
     "no ids": (lambda: [numpy_tensor("input_ids", np.array([], INT32), "INT32")], "the prompt is empty"),
     "an id outside the vocabulary": (

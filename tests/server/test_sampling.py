@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from helpers import PROMPTS, GrpcStream, Refused, ask, generate, generate_body, generate_stream
-from observing import finished
+from observing import finished, wait_for_running
 from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server
@@ -113,3 +113,26 @@ def test_special_tokens_stand_in_the_text_on_request(server: TritonServer, token
         answer = ask(server, model, PROMPTS[0], max_tokens=2, logit_bias={str(end): 100}, skip_special_tokens=False)
         assert (answer.text, answer.ids) == ("<|im_end|>", [end]), model
     assert json.dumps(ask(server, "continuous", PROMPTS[0], max_tokens=2, logit_bias={str(end): 100}).text) == '""'
+
+
+@pytest.mark.parametrize("model", CONTINUOUS)
+def test_a_request_past_its_time_ends_with_what_it_has(
+    server: TritonServer, golden: dict[str, list[int]], model: str
+) -> None:
+    answer = ask(server, model, PROMPTS[1], max_tokens=4000, ignore_eos=True, timeout_ms=600)
+    assert answer.finish_reason == "timeout"
+    assert 1 <= answer.num_output_tokens == len(answer.ids) < 1000
+    assert answer.ids[:16] == golden[PROMPTS[1]][: len(answer.ids)]
+    assert finished(server, "continuous", "timeout") >= 1
+
+
+def test_a_request_whose_time_is_up_in_the_queue_is_refused(server: TritonServer) -> None:
+    with GrpcStream(server) as running:
+        for number in range(16):
+            running.send("continuous", PROMPTS[0], request_id=str(number), stream=False, max_tokens=60, ignore_eos=True)
+        wait_for_running(server, "continuous", 16)
+        with pytest.raises(Refused, match="deadline: still in the queue after") as error:
+            ask(server, "continuous", PROMPTS[0], timeout_ms=50)
+        assert error.value.code == "UNAVAILABLE"
+        for _ in range(16):
+            assert running.receive().finish_reason == "length"

@@ -13,6 +13,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from slipstream.doors.chat import ChatTemplate
 from slipstream.doors.door import (
     Door,
     count_tensor,
@@ -24,7 +25,7 @@ from slipstream.doors.door import (
     stats_json,
     text_tensor,
 )
-from slipstream.doors.fields import RequestFields
+from slipstream.doors.fields import RequestFields, check_token_ids, list_of_ids, read_values
 from slipstream.doors.text import Detokenizer, StopStrings, TextCodec
 from slipstream.engine.messages import NewRequest, Output
 from slipstream.engine.request import FINISH_STOP
@@ -160,6 +161,7 @@ class ContinuousDoor(Door):
             threading.Thread(target=self._watch_cancellations, name="cancellations", daemon=True),
         ]
         super().initialize(args)
+        self._chat = ChatTemplate(self._folder)
         for thread in self._threads:
             thread.start()
 
@@ -194,17 +196,34 @@ class ContinuousDoor(Door):
         super().finalize()
 
     def _accept(self, request: Any) -> tuple[Answer, NewRequest]:
-        text, input_ids = read_scalar(request, "text_input"), read_column(request, "input_ids")
-        if (text is None) == (input_ids is None):
-            raise InvalidRequest("exactly one of text_input and input_ids is needed")
-        prompt_ids = self._codec.encode(text, "text_input") if text is not None else list(input_ids or [])
+        values = read_values(read_scalar(request, "sampling_parameters"), request_parameters(request))
+        prompt_ids = self._prompt_ids(request, values)
         stream = bool(read_scalar(request, "stream", False))
-        new, fields = self._read(
-            prompt_ids, read_scalar(request, "sampling_parameters"), request_parameters(request), stream=stream
-        )
+        new, fields = self._read(prompt_ids, values, stream=stream)
         new.stream |= bool(fields.stop)  # only the text tells when it is to stop
         echo = not read_scalar(request, "exclude_input_in_output", True)
         return Answer(request, self._codec, new, fields, stream, echo), new
+
+    def _prompt_ids(self, request: Any, values: dict[str, Any]) -> list[int]:
+        """The prompt, from the one of its four places that is used; taken out of `values` if it is there."""
+        sources = {
+            "text_input": read_scalar(request, "text_input"),
+            "input_ids": read_column(request, "input_ids"),
+            "prompt_token_ids": values.pop("prompt_token_ids", None),
+            "messages": values.pop("messages", None),
+        }
+        given = {name: value for name, value in sources.items() if value is not None}
+        if len(given) != 1:
+            raise InvalidRequest(f"exactly one of {', '.join(sources)} is needed, not {' and '.join(given) or 'none'}")
+        ((name, value),) = given.items()
+        if name == "text_input":
+            return self._codec.encode(value, name)
+        if name == "messages":
+            # The template writes the special tokens itself.
+            return self._codec.encode(self._chat.render(value).encode(), name, add_special_tokens=False)
+        ids = list_of_ids(name, value)
+        check_token_ids(name, ids, self._limits.vocab_size)
+        return ids
 
     def _cancel(self, request: Any) -> None:
         """Cancel the running requests that have this request's id, and answer with an empty text."""

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,12 +15,12 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from slipstream.config import EngineConfig, runtime_directory
-from slipstream.doors.fields import Limits, RequestFields, check_token_ids, parse_fields
+from slipstream.doors.fields import Limits, RequestFields, parse_fields
 from slipstream.doors.metrics import MetricsPublisher
 from slipstream.doors.text import TextCodec
-from slipstream.engine import messages
 from slipstream.engine.link import EngineLink
 from slipstream.engine.messages import NewRequest, Output, RequestStats, Update
+from slipstream.engine.request import CANCELLED, INVALID, UNAVAILABLE
 from slipstream.errors import Cancelled, InvalidRequest, Unavailable
 from slipstream.models.store import resolve
 
@@ -32,14 +33,14 @@ _CODES: dict[type[Exception], str] = {
 # Where Triton has a name of its own.
 _TRITON_CODES = {"INVALID_ARGUMENT": "INVALID_ARG"}
 _ERRORS = {
-    messages.INVALID: InvalidRequest,
-    messages.UNAVAILABLE: Unavailable,
-    messages.CANCELLED: Cancelled,
+    INVALID: InvalidRequest,
+    UNAVAILABLE: Unavailable,
+    CANCELLED: Cancelled,
 }
 # What the other policies take so that all batchers can be sent the same request (`stats` names it as ignored), and what
 # changes an answer and is theirs not to give.
 _IGNORED_BY_OTHERS = frozenset(["cache_salt"])
-_REFUSED_BY_OTHERS = frozenset(["stop", "include_stop_str_in_output"])
+_REFUSED_BY_OTHERS = frozenset(["stop", "include_stop_str_in_output", "timeout_ms", "messages", "prompt_token_ids"])
 # Set by the server itself beside a client's parameters.
 _SERVER_PARAMETERS = ("id",)
 
@@ -52,7 +53,7 @@ class Door:
         model_config = json.loads(args["model_config"])
         parameters = {name: value["string_value"] for name, value in model_config.get("parameters", {}).items()}
         config = EngineConfig.from_parameters({"name": args["model_name"], **parameters})
-        folder = resolve(config.model)
+        self._folder = folder = resolve(config.model)
         batcher = config.policy
         if batcher == "lockstep":
             batcher = "dynamic" if "dynamic_batching" in model_config else "static"
@@ -99,7 +100,7 @@ class Door:
         raise NotImplementedError
 
     def _read(
-        self, prompt_ids: list[int], sampling_json: bytes | None, parameters: dict[str, Any], *, stream: bool
+        self, prompt_ids: list[int], values: Mapping[str, Any], *, stream: bool
     ) -> tuple[NewRequest, RequestFields]:
         """A validated request for the engine, arriving now.
 
@@ -108,14 +109,21 @@ class Door:
         """
         if not prompt_ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token")
-        check_token_ids("input_ids", prompt_ids, self._limits.vocab_size)
-        fields = parse_fields(sampling_json, parameters, len(prompt_ids), self._limits)
+        fields = parse_fields(values, len(prompt_ids), self._limits)
         if fields.bad_words:
             spellings = tuple(sequence for word in fields.bad_words for sequence in self._codec.encode_word(word))
             sampling = msgspec.structs.replace(fields.sampling, bad_sequences=fields.sampling.bad_sequences + spellings)
             fields = dataclasses.replace(fields, sampling=sampling)
         arrival_time = time.monotonic()
-        new = NewRequest(next(self._ids), prompt_ids, fields.sampling, arrival_time, stream, fields.cache_salt)
+        new = NewRequest(
+            next(self._ids),
+            prompt_ids,
+            fields.sampling,
+            arrival_time,
+            stream,
+            cache_salt=fields.cache_salt,
+            timeout_s=None if fields.timeout_ms is None else fields.timeout_ms / 1000,
+        )
         return new, fields
 
 

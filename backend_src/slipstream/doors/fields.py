@@ -31,16 +31,13 @@ _NOT_SUPPORTED = frozenset(
         "guided_decoding",
         "logprobs",
         "lora_name",
-        "messages",
         "n",
         "priority",
         "prompt_logprobs",
-        "prompt_token_ids",
         "return_cumulative_logprob",
         "return_logprobs",
         "structured_outputs",
         "tenant",
-        "timeout_ms",
         "truncate_prompt_tokens",
     ]
 )
@@ -70,23 +67,29 @@ class RequestFields:
     skip_special_tokens: bool = True
     return_token_ids: bool = False
     cache_salt: str = ""
+    timeout_ms: float | None = None
     ignored: tuple[str, ...] = ()
 
 
-def parse_fields(
-    sampling_json: bytes | None, parameters: Mapping[str, Any], num_prompt_tokens: int, limits: Limits
-) -> RequestFields:
-    """Validate a request's parameters.
+def read_values(sampling_json: bytes | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request says, by name.
 
     Args:
         sampling_json: the `sampling_parameters` tensor, a JSON object; empty or None is an empty object.
         parameters: scalar request parameters, a fallback for the same names.
-        num_prompt_tokens: the prompt's length.
+
+    Raises:
+        InvalidRequest: it is no JSON object.
+    """
+    return {**parameters, **_parse_object(sampling_json)}
+
+
+def parse_fields(values: Mapping[str, Any], num_prompt_tokens: int, limits: Limits) -> RequestFields:
+    """Validate what a request says, with a prompt of that length.
 
     Raises:
         InvalidRequest: names the field, the value and what is allowed.
     """
-    values = {**parameters, **_parse_object(sampling_json)}
     given = {name: value for name, value in values.items() if value is not None}
     for name in values:
         if name in limits.refused and name in given:
@@ -98,7 +101,7 @@ def parse_fields(
             known = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(_READERS))}"
             raise InvalidRequest(f"unknown field {_show(name, _LONGEST_NAME)}; {known}")
     read = {name: _READERS[name](name, value, limits) for name, value in given.items()}
-    of_text = {name: read.pop(name) for name in _OF_TEXT if name in read}
+    others = {name: read.pop(name) for name in (*_OF_TEXT, *_OF_THE_REQUEST) if name in read}
     room = limits.max_model_len - num_prompt_tokens
     if room < 1:
         raise InvalidRequest(
@@ -119,7 +122,7 @@ def parse_fields(
     if "seed" not in read:
         read["seed"] = secrets.randbits(64)
     ignored = tuple(sorted(limits.ignored.intersection(given)))
-    return RequestFields(SamplingParams(max_tokens=max_tokens, **read), ignored=ignored, **of_text)
+    return RequestFields(SamplingParams(max_tokens=max_tokens, **read), ignored=ignored, **others)
 
 
 def check_token_ids(field: str, token_ids: list[int], vocab_size: int) -> None:
@@ -198,6 +201,17 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def list_of_ids(field: str, value: Any) -> list[int]:
+    """A prompt of token ids; whether the model has them is checked with every prompt.
+
+    Raises:
+        InvalidRequest: it is no list of whole numbers.
+    """
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise InvalidRequest(f"{field} is {_show(value)}; it must be a list of token ids")
+    return value
+
+
 def _salt(name: str, value: Any) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_SALT:
         raise InvalidRequest(f"{name} is {_show(value)}; it must be a string of 1 to {_LONGEST_SALT} characters")
@@ -243,8 +257,9 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(items))
 
 
-# Fields that say what to make of the answer; the engine never sees them.
-_OF_TEXT = ("bad_words", "stop", "include_stop_str_in_output", "skip_special_tokens", "return_token_ids", "cache_salt")
+# Fields that choose no tokens: what to make of the answer's text, and what concerns the request as a whole.
+_OF_TEXT = ("bad_words", "stop", "include_stop_str_in_output", "skip_special_tokens")
+_OF_THE_REQUEST = ("return_token_ids", "cache_salt", "timeout_ms")
 _READERS: dict[str, Callable[[str, Any, Limits], Any]] = {
     "max_tokens": lambda name, value, limits: _whole(name, value, 1, limits.max_model_len),
     "temperature": lambda name, value, limits: _real(name, value, 0.0, math.inf),
@@ -266,6 +281,7 @@ _READERS: dict[str, Callable[[str, Any, Limits], Any]] = {
     "skip_special_tokens": lambda name, value, limits: _flag(name, value),
     "stop_token_ids": _token_ids,
     "stop_length": lambda name, value, limits: _whole(name, value, 1, limits.max_model_len),
+    "timeout_ms": lambda name, value, limits: _real(name, value, 1.0, math.inf),
     "cache_salt": lambda name, value, limits: _salt(name, value),
     "return_token_ids": lambda name, value, limits: _flag(name, value),
 }

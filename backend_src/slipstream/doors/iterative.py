@@ -31,7 +31,7 @@ from slipstream.doors.door import (
     stats_json,
     text_tensor,
 )
-from slipstream.doors.fields import RequestFields
+from slipstream.doors.fields import RequestFields, read_values
 from slipstream.doors.lost_slots import LostSlots
 from slipstream.doors.text import Detokenizer
 from slipstream.engine.messages import NewRequest, Output
@@ -170,9 +170,8 @@ class IterativeDoor(Door):
 
     def _start(self, request: Any) -> IterativeSequence:
         text, sampling = read_scalar(request, "text_input"), read_scalar(request, "sampling_parameters")
-        new, fields = self._read(
-            self._codec.encode(text, "text_input"), sampling, request_parameters(request), stream=True
-        )
+        values = read_values(sampling, request_parameters(request))
+        new, fields = self._read(self._codec.encode(text, "text_input"), values, stream=True)
         return IterativeSequence(new, fields, Detokenizer(self._codec, fields.skip_special_tokens), _identity(request))
 
     def _is_named_by(self, request: Any, correlation_id: int, starts: bool) -> bool:

@@ -21,7 +21,7 @@ from slipstream.doors.door import (
     stats_json,
     text_tensor,
 )
-from slipstream.doors.fields import RequestFields
+from slipstream.doors.fields import RequestFields, read_values
 from slipstream.engine.messages import NewRequest, Output
 from slipstream.errors import InvalidRequest
 
@@ -69,7 +69,8 @@ class LockstepDoor(Door):
         rows = []
         for number, (text, json_text) in enumerate(zip(texts, sampling, strict=True)):
             try:
-                rows.append(self._read(self._codec.encode(text, "text_input"), json_text, parameters, stream=False))
+                values = read_values(json_text, parameters)
+                rows.append(self._read(self._codec.encode(text, "text_input"), values, stream=False))
             except InvalidRequest as error:
                 raise InvalidRequest(f"row {number}: {error}" if len(texts) > 1 else str(error)) from None
         return rows

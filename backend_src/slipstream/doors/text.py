@@ -28,8 +28,8 @@ class TextCodec:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = {token_id for token_id, token in added.items() if token.special}
 
-    def encode(self, text: bytes, field: str) -> list[int]:
-        """Token ids of a prompt, with the special tokens that the tokenizer itself adds.
+    def encode(self, text: bytes, field: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt, with the special tokens that the tokenizer itself adds unless told otherwise.
 
         Raises:
             InvalidRequest: not UTF-8, or too long to be tokenized.
@@ -40,7 +40,7 @@ class TextCodec:
             decoded = text.decode()
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"{field} is not valid UTF-8: {error.reason} at byte {error.start}") from None
-        ids: list[int] = self._tokenizer.encode(decoded).ids
+        ids: list[int] = self._tokenizer.encode(decoded, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_word(self, word: str) -> list[tuple[int, ...]]:

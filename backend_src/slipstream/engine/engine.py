@@ -15,7 +15,7 @@ from slipstream.engine.block_pool import BlockPool
 from slipstream.engine.messages import EngineStats
 from slipstream.engine.policy import BatchingPolicy
 from slipstream.engine.records import StepRecord, StepRecords
-from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, Request
+from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, INTERNAL, Request
 from slipstream.engine.scheduler import ContinuousScheduler
 from slipstream.errors import InvalidRequest
 from slipstream.models.runner import Runner
@@ -62,7 +62,11 @@ class Engine:
         self._stats.prompt_tokens += request.num_prompt_tokens
 
     def abort(
-        self, keys: Iterable[tuple[bytes, int]], reason: str = FINISH_CANCELLED, error: str | None = None
+        self,
+        keys: Iterable[tuple[bytes, int]],
+        reason: str = FINISH_CANCELLED,
+        error: str | None = None,
+        error_kind: str = INTERNAL,
     ) -> list[Request]:
         """End requests, wherever they are; keys that are unknown have ended already. Returns those that it ended."""
         ended = []
@@ -70,6 +74,7 @@ class Engine:
             request = self.requests.get(key)
             if request is not None:
                 self.scheduler.abort(request, self._clock(), reason, error)
+                request.error_kind = error_kind
                 self._forget(request)
                 ended.append(request)
         self._check_when_idle()

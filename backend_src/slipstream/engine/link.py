@@ -36,7 +36,9 @@ log = logging.getLogger(__name__)
 
 _News = TypeVar("_News")
 _FIRST_BACKOFF_S = 0.2
-_LONGEST_BACKOFF_S = 10.0
+# Deaths after shorter lives than this count as in a row; after so many no other engine is started.
+_SHORT_LIFE_S = 60.0
+_MOST_DEATHS = 5
 _START_TIMEOUT_S = 30.0
 
 
@@ -132,26 +134,33 @@ class EngineLink:
         return _Session(self._config, self._directory, self._server_pid)
 
     def _run(self) -> None:
-        backoff = _FIRST_BACKOFF_S
-        while not self._closing:
-            if self._session is None:
-                try:
+        """Serve, and start the engine again after each death, later each time; where it keeps dying, leave it."""
+        deaths, name = 0, self._config.name
+        while not self._closing and deaths < _MOST_DEATHS:
+            start = time.monotonic()
+            try:
+                if self._session is None:
                     self._session = self._connect()
-                except Exception as error:
-                    self._down_reason = str(error)
-                    log.error("engine %s is not back: %s", self._config.name, error)
-                    time.sleep(backoff)
-                    backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
-                    continue
-                self._queue.clear()
-                self._down_reason = None
-                backoff = _FIRST_BACKOFF_S
-            self._serve(self._session)
-            self._session.close()
-            self._session = None
-            if not self._closing:
-                self._down_reason = f"engine {self._config.name!r} died and is being started again"
-                self._tell(self._on_down, self._down_reason)
+                    self._queue.clear()
+                    self._down_reason = None
+                self._serve(self._session)
+                self._session.close()
+                self._session = None
+                reason = f"engine {name!r} died"
+            except Exception as error:
+                reason = str(error)
+                log.error("engine %s is not back: %s", name, error)
+            if self._closing:
+                return
+            deaths = deaths + 1 if time.monotonic() - start < _SHORT_LIFE_S else 1
+            if deaths == _MOST_DEATHS:
+                reason += f" for the {deaths}th time in a row and stays down; load its models again when it is mended"
+                reason += f": {_log_tail(self._config, self._directory)}"
+            else:
+                reason += " and is being started again"
+            self._down_reason = reason
+            self._tell(self._on_down, reason)
+            time.sleep(_FIRST_BACKOFF_S * (2 ** (deaths - 1) - 1))
 
     def _serve(self, session: _Session) -> None:
         """Carry commands and updates until the engine is gone or the link is closed."""

@@ -6,12 +6,6 @@ import msgspec
 
 from slipstream.engine.request import FINISH_CANCELLED, Request, SamplingParams, Waited
 
-# How a failed request is to be answered; the doors map these to Triton's codes.
-INVALID = "invalid"
-UNAVAILABLE = "unavailable"
-CANCELLED = "cancelled"
-INTERNAL = "internal"
-
 
 class NewRequest(msgspec.Struct):
     """One request. `id` is the door's own; `arrival_time` is its monotonic clock, which is the machine's."""
@@ -22,6 +16,7 @@ class NewRequest(msgspec.Struct):
     arrival_time: float
     stream: bool
     cache_salt: str = ""
+    timeout_s: float | None = None  # from its arrival on; None is as long as the engine allows
 
 
 class Submit(msgspec.Struct, tag=True):
@@ -85,7 +80,7 @@ class Output(msgspec.Struct):
     stats: RequestStats | None = None
 
     @classmethod
-    def news_of(cls, request: Request, error_kind: str) -> Output:
+    def news_of(cls, request: Request) -> Output:
         """What has not been reported of a request yet; reported herewith."""
         output = request.output_ids
         new, request.num_reported = output[request.num_reported :], len(output)
@@ -94,7 +89,7 @@ class Output(msgspec.Struct):
             token_ids=new,
             finish_reason=request.finish_reason,
             error=request.error,
-            error_kind=error_kind if request.error is not None else None,
+            error_kind=request.error_kind if request.error is not None else None,
             stats=RequestStats.of(request) if request.finished else None,
         )
 

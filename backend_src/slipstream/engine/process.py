@@ -22,10 +22,17 @@ import msgspec
 import zmq
 
 from slipstream.config import EngineConfig
-from slipstream.engine import messages
 from slipstream.engine.control import Connection, ControlSocket
-from slipstream.engine.messages import Cancel, Command, EngineInfo, Leave, NewRequest, Output
-from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, Request
+from slipstream.engine.messages import Cancel, Command, EngineInfo, EngineStats, Leave, NewRequest, Output, Update
+from slipstream.engine.request import (
+    CANCELLED,
+    FINISH_CANCELLED,
+    FINISH_ERROR,
+    INTERNAL,
+    INVALID,
+    UNAVAILABLE,
+    Request,
+)
 from slipstream.engine.server_watch import ServerWatch, kill_doors
 from slipstream.errors import InvalidRequest, Unavailable
 
@@ -63,7 +70,7 @@ class EngineProcess:
         self._server = ServerWatch()
         self._stats_due = 0.0
         self._last_leader: bytes | None = None
-        self._last_stats: messages.EngineStats | None = None  # as that leader has them
+        self._last_stats: EngineStats | None = None  # as that leader has them
         self._drain_until: float | None = None
         self._drainers: list[Connection] = []
         self._drain_counts = {"finished": 0, "aborted": 0}
@@ -240,7 +247,7 @@ class EngineProcess:
     def _lose_door(self, identity: bytes) -> None:
         """A door takes its requests with it; where it has said that it leaves, it is told how the engine fares now."""
         self._engine.abort([key for key in self._engine.requests if key[0] == identity])
-        farewell = self._news_for_leader([]) if identity == next(iter(self._doors)) else messages.Update([])
+        farewell = self._news_for_leader([]) if identity == next(iter(self._doors)) else Update([])
         farewell.last = True
         self._send(identity, farewell)
         del self._doors[identity]
@@ -291,9 +298,9 @@ class EngineProcess:
             self._drainers.clear()
 
     def _end(self, keys: list[tuple[bytes, int]], error: str) -> None:
-        ended = self._engine.abort(keys, FINISH_ERROR, error)
+        ended = self._engine.abort(keys, FINISH_ERROR, error, UNAVAILABLE)
         self._drain_counts["aborted"] += len(ended)
-        self._report(ended, messages.UNAVAILABLE)
+        self._report(ended)
 
     # --- requests
 
@@ -310,7 +317,7 @@ class EngineProcess:
             elif isinstance(command, Cancel):
                 keys = [(identity, id_) for id_ in command.ids]
                 error = "Request was cancelled" if command.reason == FINISH_CANCELLED else None
-                self._report(self._engine.abort(keys, command.reason, error), messages.CANCELLED)
+                self._report(self._engine.abort(keys, command.reason, error, CANCELLED))
             elif not command.requests and not command.advance:
                 self._report([])  # a door's first word: it can be told now how the engine fares
             else:
@@ -318,12 +325,21 @@ class EngineProcess:
                 answers += [self._advance(identity, id_) for id_ in command.advance]
                 refused = [answer for answer in answers if answer is not None]
                 if refused:
-                    self._send(identity, messages.Update(refused))
+                    self._send(identity, Update(refused))
 
     def _add(self, identity: bytes, new: NewRequest) -> Output | None:
         """Queue one request; the answer to it if it is refused."""
-        key = (identity, new.id)
-        request = Request(key, new.prompt_ids, new.sampling, new.arrival_time, new.stream, new.cache_salt)
+        longest_s = self._config.max_request_seconds
+        deadline = new.arrival_time + (longest_s if new.timeout_s is None else min(new.timeout_s, longest_s))
+        request = Request(
+            (identity, new.id),
+            new.prompt_ids,
+            new.sampling,
+            new.arrival_time,
+            stream=new.stream,
+            cache_salt=new.cache_salt,
+            deadline=deadline,
+        )
         try:
             if self._drain_until is not None:
                 raise Unavailable("the server is shutting down")
@@ -331,9 +347,9 @@ class EngineProcess:
                 raise Unavailable("the door has left")
             self._engine.add(request)
         except InvalidRequest as error:
-            return Output(new.id, finish_reason=FINISH_ERROR, error=str(error), error_kind=messages.INVALID)
+            return Output(new.id, finish_reason=FINISH_ERROR, error=str(error), error_kind=INVALID)
         except Unavailable as error:
-            return Output(new.id, finish_reason=FINISH_ERROR, error=str(error), error_kind=messages.UNAVAILABLE)
+            return Output(new.id, finish_reason=FINISH_ERROR, error=str(error), error_kind=UNAVAILABLE)
         return None
 
     def _advance(self, identity: bytes, id_: int) -> Output | None:
@@ -341,37 +357,37 @@ class EngineProcess:
         request = self._engine.requests.get((identity, id_))
         if request is None:
             # What ends a sequence between two calls is the end of the draining; nobody was listening then.
-            error, kind = "the sequence has ended", messages.INTERNAL
+            error, kind = "the sequence has ended", INTERNAL
             if self._drain_until is not None:
-                error, kind = _OUT_OF_TIME, messages.UNAVAILABLE
+                error, kind = _OUT_OF_TIME, UNAVAILABLE
             return Output(id_, finish_reason=FINISH_ERROR, error=error, error_kind=kind)
         self._engine.scheduler.advance(request)
         return None
 
-    def _report(self, changed: list[Request], error_kind: str = messages.INTERNAL) -> None:
+    def _report(self, changed: list[Request]) -> None:
         """Tell each door what is new for its requests, and the leading door how the engine fares."""
         if self._drain_until is not None:
             self._drain_counts["finished"] += sum(r.finished and r.error is None for r in changed)
         by_door: dict[bytes, list[Output]] = defaultdict(list)
         for request in changed:
             if request.finished or request.stream:
-                by_door[request.key[0]].append(Output.news_of(request, error_kind))
+                by_door[request.key[0]].append(Output.news_of(request))
         leader = next(iter(self._doors), None)
         now = time.monotonic()
         if leader is not None and (now >= self._stats_due or not self._engine.has_work):
             self._stats_due = now + _STATS_INTERVAL_S
             self._send(leader, self._news_for_leader(by_door.pop(leader, [])))
         for identity, outputs in by_door.items():
-            self._send(identity, messages.Update(outputs))
+            self._send(identity, Update(outputs))
 
-    def _news_for_leader(self, outputs: list[Output]) -> messages.Update:
+    def _news_for_leader(self, outputs: list[Output]) -> Update:
         """With how the engine fares, and for a new leader what the one before has published."""
         leader = next(iter(self._doors))
         published = self._last_stats if leader != self._last_leader else None
         self._last_leader, self._last_stats = leader, self._engine.stats()
-        return messages.Update(outputs, self._last_stats, published)
+        return Update(outputs, self._last_stats, published)
 
-    def _send(self, identity: bytes, update: messages.Update) -> None:
+    def _send(self, identity: bytes, update: Update) -> None:
         self._commands.send_multipart([identity, self._encoder.encode(update)], zmq.NOBLOCK)
 
 

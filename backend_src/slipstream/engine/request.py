@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -9,7 +10,14 @@ import msgspec
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
 FINISH_CANCELLED = "cancelled"
+FINISH_TIMEOUT = "timeout"
 FINISH_ERROR = "error"
+
+# How a request that ended with an error is to be answered; the doors map these to Triton's codes.
+INVALID = "invalid"
+UNAVAILABLE = "unavailable"
+CANCELLED = "cancelled"
+INTERNAL = "internal"
 
 # In the place of a token id, where none could be chosen.
 NOT_FINITE = -1
@@ -84,6 +92,7 @@ class Request:
         token_ids: the prompt, then the output.
         num_computed: tokens whose keys and values lie in the cache, from the first on.
         num_cached: tokens that were found in the prefix cache when it was first admitted.
+        deadline: when it must have ended, on the engine's clock.
         cache_salt: only requests with the same salt share cached blocks.
         cache_link, num_offered_blocks: how far the prefix cache knows its blocks (see `PrefixCache`).
         stream: whether each step's tokens are reported, or all at the end.
@@ -92,7 +101,7 @@ class Request:
         block_table: the blocks that hold them, append-only while it runs.
         end_token_ids: tokens that end it: those it names, and the model's own unless it ignores them.
         edits_logits: whether its sampling does so, asked once.
-        error: what went wrong, where `finish_reason` is `error`.
+        error, error_kind: what went wrong, where `finish_reason` is `error`, and how that is answered.
     """
 
     __slots__ = (
@@ -100,9 +109,11 @@ class Request:
         "block_table",
         "cache_link",
         "cache_salt",
+        "deadline",
         "edits_logits",
         "end_token_ids",
         "error",
+        "error_kind",
         "finish_reason",
         "finish_time",
         "first_scheduled_time",
@@ -129,6 +140,7 @@ class Request:
         arrival_time: float,
         stream: bool = True,
         cache_salt: str = "",
+        deadline: float = math.inf,
     ) -> None:
         self.key = key
         self.stream = stream
@@ -139,6 +151,7 @@ class Request:
         self.edits_logits = sampling.edits_logits
         self.end_token_ids = frozenset(sampling.stop_token_ids)
         self.arrival_time = arrival_time
+        self.deadline = deadline
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.finish_time: float | None = None
@@ -153,6 +166,7 @@ class Request:
         self.waited = Waited()
         self.finish_reason: str | None = None
         self.error: str | None = None
+        self.error_kind = INTERNAL
 
     @property
     def num_tokens(self) -> int:
@@ -193,7 +207,7 @@ class Request:
         elif self.num_output_tokens >= self.sampling.max_tokens:
             self.finish(FINISH_LENGTH, now)
 
-    def finish(self, reason: str, now: float, error: str | None = None) -> None:
+    def finish(self, reason: str, now: float, error: str | None = None, error_kind: str = INTERNAL) -> None:
         self.finish_reason = reason
         self.finish_time = now
-        self.error = error
+        self.error, self.error_kind = error, error_kind

@@ -12,7 +12,16 @@ from slipstream.engine.batch import Batch, Chunk
 from slipstream.engine.block_pool import BlockPool
 from slipstream.engine.policy import BatchingPolicy
 from slipstream.engine.prefix_cache import PrefixCache
-from slipstream.engine.request import FINISH_CANCELLED, FINISH_LENGTH, FINISH_STOP, Lacking, Request
+from slipstream.engine.request import (
+    FINISH_CANCELLED,
+    FINISH_ERROR,
+    FINISH_LENGTH,
+    FINISH_STOP,
+    FINISH_TIMEOUT,
+    UNAVAILABLE,
+    Lacking,
+    Request,
+)
 from slipstream.errors import InvalidRequest, Unavailable
 
 
@@ -31,6 +40,7 @@ class ContinuousScheduler(BatchingPolicy):
         self._max_queued_requests = config.max_queued_requests
         self._max_queued_tokens = config.max_queued_tokens
         self._queued_tokens = 0
+        self._expired: list[Request] = []  # past their deadline, and not reported yet
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -63,15 +73,11 @@ class ContinuousScheduler(BatchingPolicy):
         request.finish(reason, now, error)
         if reason == FINISH_STOP:
             self._admission.record(request)
-        if request in self.running:
-            self._release(request)
-            self.running.remove(request)
-        else:
-            self.waiting.remove(request)
-            self._queued_tokens -= request.num_tokens
+        self._withdraw(request)
 
     def schedule(self, now: float) -> Batch:
         """Choose what the next step computes. Every running sequence has blocks for all it is to compute."""
+        self._expire(now)
         chunks: dict[Request, Chunk] = {}
         budget = self._token_budget
         preemptions = self.num_preemptions
@@ -111,6 +117,8 @@ class ContinuousScheduler(BatchingPolicy):
             self._admission.record(request)
             if request not in changed:
                 changed.append(request)
+        changed += self._expired
+        self._expired = []
         return changed
 
     def check(self) -> None:
@@ -124,6 +132,27 @@ class ContinuousScheduler(BatchingPolicy):
             assert request.num_computed == 0
         assert self._queued_tokens == sum(request.num_tokens for request in self.waiting)
         assert len(self.running) <= self._max_num_seqs
+
+    def _expire(self, now: float) -> None:
+        """End what is past its deadline: with the tokens so far, or where it has never run with an error."""
+        for request in [request for request in (*self.running, *self.waiting) if now > request.deadline]:
+            if request.first_scheduled_time is not None:
+                request.finish(FINISH_TIMEOUT, now)
+            else:
+                waited_s, allowed_s = now - request.arrival_time, request.deadline - request.arrival_time
+                error = f"deadline: still in the queue after {waited_s:.3f} s; {allowed_s:g} s were allowed"
+                request.finish(FINISH_ERROR, now, error, UNAVAILABLE)
+            self._withdraw(request)
+            self._expired.append(request)
+
+    def _withdraw(self, request: Request) -> None:
+        """Take a request out, wherever it is; its blocks are free when this returns."""
+        if request in self.running:
+            self._release(request)
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+            self._queued_tokens -= request.num_tokens
 
     def _admit(self, chunks: dict[Request, Chunk], budget: int, now: float) -> None:
         while self.waiting:
