@@ -32,7 +32,9 @@ def test_an_example_prints_what_the_server_answers(server: TritonServer, example
     text = example.read_text()
     assert "127.0.0.1:800" in text
     text = text.replace("127.0.0.1:8000", server.http_url).replace("127.0.0.1:8001", server.grpc_url)
-    answer = ask(server, "continuous", "Once upon a time", max_tokens=48)
+    assert '"max_tokens": 48' in text
+    text = text.replace('"max_tokens": 48', '"max_tokens": 12')
+    answer = ask(server, "continuous", "Once upon a time", max_tokens=12)
     ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     printed = ended.stdout

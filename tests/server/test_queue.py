@@ -11,7 +11,7 @@ from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server
 
-BURST = 300
+BURST = 210
 
 
 @pytest.mark.parametrize("model", ["continuous", "iterative"])

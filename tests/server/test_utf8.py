@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
@@ -33,17 +35,19 @@ PROMPTS = (
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_streamed_text_never_holds_half_a_character(server: TritonServer, tokenizer: Tokenizer, prompt: str) -> None:
-    for model in STREAMING:
-        answer = ask(server, model, prompt, max_tokens=16, ignore_eos=True)
+    body = generate_body("continuous", prompt, max_tokens=16, ignore_eos=True)
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(ask, server, model, prompt, max_tokens=16, ignore_eos=True) for model in STREAMING]
+        over_http = pool.submit(generate, server, "continuous", body)
+        events = pool.submit(generate_stream, server, "continuous", body | {"stream": True})
+    for answer in [answer.result() for answer in answers]:
         whole = tokenizer.decode(answer.ids)
         assert answer.text == whole
         assert any(ord(character) > 0x7F for character in whole), "the answer is worth the test"
         # The last one may be cut off by max_tokens; every other character is whole.
         assert REPLACEMENT not in "".join(answer.deltas[:-1])
-    body = generate_body("continuous", prompt, max_tokens=16, ignore_eos=True)
-    assert generate(server, "continuous", body)[1]["text_output"] == whole
-    events = generate_stream(server, "continuous", body | {"stream": True})[1]
-    assert "".join(event["text_output"] for event in events) == whole
+    assert over_http.result()[1]["text_output"] == whole
+    assert "".join(event["text_output"] for event in events.result()[1]) == whole
 
 
 @pytest.mark.parametrize("num_tokens", range(1, 6))
