@@ -47,7 +47,8 @@ _FINISHED = "slipstream_requests_finished_total"
 class MetricsPublisher:
     """Publishes what the engine reports to this door; a door that does not lead publishes nothing.
 
-    Every change is a round trip to the server, so a thread of its own makes them, at most once for each report.
+    Every change is a round trip to the server, so a thread of its own makes them, at most once for each report, and
+    none where nothing has changed.
     """
 
     def __init__(self, labels: dict[str, str]) -> None:
@@ -59,6 +60,7 @@ class MetricsPublisher:
         }
         self._families[_FINISHED] = kind(name=_FINISHED, description="Requests ended, by reason", kind=kind.COUNTER)
         self._metrics: dict[tuple[str, str], pb_utils.Metric] = {}
+        self._gauges: dict[str, float] = {}  # as they were set last
         self._published = EngineStats()
         self._pending: EngineStats | None = None
         self._down = False
@@ -109,6 +111,8 @@ class MetricsPublisher:
                     break
                 stats, self._pending = self._pending, None
                 down, self._down = self._down, False
+            if down:
+                self._gauges.clear()  # the next engine may have another door as its leader
             if down and self._metrics:
                 self._set_gauges(EngineStats(kv_blocks_total=self._published.kv_blocks_total), up=0)
                 self._published = EngineStats()
@@ -132,14 +136,20 @@ class MetricsPublisher:
             "slipstream_engine_up": up,
         }
         for name, value in values.items():
-            self._metric(name).set(value)
+            if self._gauges.get(name) != value:
+                self._metric(name).set(value)
+                self._gauges[name] = value
 
     def _add_counters(self, stats: EngineStats) -> None:
         for name, (field, _) in _COUNTERS.items():
-            self._metric(name).increment(getattr(stats, field) - getattr(self._published, field))
+            self._count(name, getattr(stats, field) - getattr(self._published, field))
         for reason, count in stats.finished.items():
-            self._metric(_FINISHED, reason).increment(count - self._published.finished.get(reason, 0))
+            self._count(_FINISHED, count - self._published.finished.get(reason, 0), reason)
         self._published = stats
+
+    def _count(self, name: str, added: float, reason: str = "") -> None:
+        if added or (name, reason) not in self._metrics:
+            self._metric(name, reason).increment(added)
 
     def _metric(self, name: str, reason: str = "") -> pb_utils.Metric:
         key = (name, reason)
