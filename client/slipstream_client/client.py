@@ -257,9 +257,8 @@ class _UnaryResponses:
         call.add_done_callback(self._ended.put)
 
     def receive(self, timeout_s: float | None) -> service_pb2.ModelInferResponse:
-        self._ended.get(
-            timeout=timeout_s
-        )  # and not inside gRPC, where Ctrl-C can leave a lock behind that nothing opens again
+        # Not inside gRPC, where Ctrl-C can leave a lock behind that nothing opens again.
+        self._ended.get(timeout=timeout_s)
         try:
             return self._call.result()
         except grpc.RpcError as error:

@@ -82,7 +82,8 @@ def test_a_sequence_of_one_request_alone_is_refused(server: TritonServer, alone:
     assert answer(server, VICTIM, sequence_id=next(sequence_ids), sequence_start=True) == alone
 
 
-def test_collisions_cost_no_seat(server: TritonServer, alone: list[int]) -> None:
+def test_after_collisions_everybody_is_answered(server: TritonServer, alone: list[int]) -> None:
+    """Not that Triton has all its slots again at once: those of ended collisions are taken until they have been idle."""
     for flags in ({"sequence_start": True}, {"sequence_end": True}):
         collide(server, [(INTRUDER, flags)])
     wait_until_at_rest(server, ["iterative"])

@@ -124,8 +124,8 @@ class IterativeDoor(Door):
         for request in requests:
             try:
                 correlation_id = int(read_scalar(request, "CORRID"))
-                starts = bool(read_scalar(request, "START"))
-                if not starts and self._given_up.get(correlation_id) == _identity(request):
+                starts, identity = bool(read_scalar(request, "START")), _identity(request)
+                if not starts and self._given_up.get(correlation_id) == identity:
                     request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
                     continue
                 if starts:
@@ -134,11 +134,11 @@ class IterativeDoor(Door):
                     raise Cancelled("the slot has been given back")
                 if request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END:
                     raise InvalidRequest(_NO_SEQUENCE_FLAGS)
-                if correlation_id in self._sequences and not self._is_named_by(request, correlation_id, starts):
+                if correlation_id in self._sequences and not self._is_named_by(identity, correlation_id, starts):
                     request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
                     continue
                 if starts:
-                    self._sequences[correlation_id] = self._start(request)
+                    self._sequences[correlation_id] = self._start(request, identity)
                     new.append(self._sequences[correlation_id].new)
                 elif correlation_id not in self._sequences:
                     raise InvalidRequest(_NO_SEQUENCE_FLAGS)
@@ -168,20 +168,20 @@ class IterativeDoor(Door):
             except Exception as error:
                 self._drop(request, correlation_id, sequence, error)
 
-    def _start(self, request: Any) -> IterativeSequence:
+    def _start(self, request: Any, identity: _Identity) -> IterativeSequence:
         text, sampling = read_scalar(request, "text_input"), read_scalar(request, "sampling_parameters")
         values = read_values(sampling, request_parameters(request))
         new, fields = self._read(self._codec.encode(text, "text_input"), values, stream=True)
-        return IterativeSequence(new, fields, Detokenizer(self._codec, fields.skip_special_tokens), _identity(request))
+        return IterativeSequence(new, fields, Detokenizer(self._codec, fields.skip_special_tokens), identity)
 
-    def _is_named_by(self, request: Any, correlation_id: int, starts: bool) -> bool:
+    def _is_named_by(self, identity: _Identity, correlation_id: int, starts: bool) -> bool:
         """Whether a call with the id of a sequence that runs is that sequence's next call.
 
         Triton numbers requests 1, 2, 3, … and takes the ids of clients as they come. One that names a sequence of
         somebody else must get none of its tokens: it waits until that one has ended, and is refused then. Of two that
         cannot be told apart neither can be answered.
         """
-        sequence, identity = self._sequences[correlation_id], _identity(request)
+        sequence = self._sequences[correlation_id]
         sequence.last_call = self._num_calls  # its slot lives, and its turn comes
         if not starts and identity == sequence.identity:
             return True

@@ -157,10 +157,11 @@ class ContinuousScheduler(BatchingPolicy):
     def _admit(self, chunks: dict[Request, Chunk], budget: int, now: float) -> None:
         while self.waiting:
             request = self.waiting[0]
-            cached = self.cache.find(request) if self.cache is not None else []
+            seats_left = self._max_num_seqs - len(self.running)
+            cached = self.cache.find(request) if self.cache is not None and seats_left else []
             count = self._chunk_length(request, len(cached) * self.pool.block_size, budget)
             lacking: Lacking
-            if len(self.running) >= self._max_num_seqs:
+            if not seats_left:
                 lacking = "seats"
             elif not count:
                 lacking = "budget"
