@@ -83,7 +83,7 @@ def test_a_sequence_of_one_request_alone_is_refused(server: TritonServer, alone:
 
 
 def test_after_collisions_everybody_is_answered(server: TritonServer, alone: list[int]) -> None:
-    """Not that Triton has all its slots again at once: those of ended collisions are taken until they have been idle."""
+    """Not that Triton has all its slots again at once: those of collisions are taken until they have been idle."""
     for flags in ({"sequence_start": True}, {"sequence_end": True}):
         collide(server, [(INTRUDER, flags)])
     wait_until_at_rest(server, ["iterative"])
