@@ -11,7 +11,7 @@ import torch
 
 from slipstream.engine.batch import Batch, Chunk
 from slipstream.engine.request import Request, SamplingParams
-from slipstream.models.kernels.cpu import CpuKernels
+from slipstream.models.kernels.cpu import CpuKernels, usable_threads
 from slipstream.models.kernels.cpu_attention import make_attention
 from slipstream.models.kernels.cpu_math import OPTIONS, exp
 from slipstream.models.kernels.torch_ops import TorchKernels
@@ -98,13 +98,14 @@ def test_head_norm_normalises_the_named_heads_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("rows", [1, 11, 12, 50])
+@pytest.mark.parametrize("rows", [1, 2, 50])
 def test_silu_mul(rows: int, threads: int) -> None:
-    """On both sides of the row count from which it runs in parallel; gates from -60 to 60."""
+    """Gates from -60 to 60."""
+    numba.set_num_threads(min(threads, usable_threads()))
     gate_up = random(rows, 96, scale=20.0)
     gate, up = gate_up.double().chunk(2, dim=-1)
     exact = gate * torch.sigmoid(gate) * up
-    for kernels in (cpu_kernels(threads), torch_kernels()):
+    for kernels in (cpu_kernels(), torch_kernels()):
         out = kernels.silu_mul(gate_up, rows)
         torch.testing.assert_close(out.double(), exact, rtol=1e-6, atol=1e-30)
 
@@ -216,7 +217,7 @@ def test_paged_attention_equals_the_dense_one(path: str) -> None:
         torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=5e-6)
 
 
-def test_the_serial_and_the_parallel_kernel_give_the_same_bits() -> None:
+def test_one_thread_and_two_give_the_same_bits() -> None:
     step = StepInput.from_batch(ragged_batch(), BLOCK_SIZE)
     cos, sin = rotary_tables({"rope_theta": 1e4, "rope_type": "default"}, HEAD_DIM, 256, torch.device("cpu"))
     qkv = random(step.num_tokens, WIDTH, seed=9)
@@ -227,17 +228,14 @@ def test_attention_is_compiled_once_for_all_engines() -> None:
     """A second kernel of the same shape, in this process or another, is loaded from numba's cache on the disk."""
     step = StepInput.from_batch(ragged_batch(), BLOCK_SIZE)
     cos, sin = rotary_tables({"rope_theta": 1e4, "rope_type": "default"}, HEAD_DIM, 256, torch.device("cpu"))
-    for threads in (1, 2):
-        run_cpu(random(step.num_tokens, WIDTH), step, cos, sin, threads)
+    run_cpu(random(step.num_tokens, WIDTH), step, cos, sin)
     cache = cpu_kernels().allocate_cache(NUM_BLOCKS)
     out = np.empty((step.num_tokens, HEADS * HEAD_DIM), np.float32)
     qkv = random(step.num_tokens, WIDTH).numpy()
-    for kernel in make_attention(*SHAPE):
-        kernel(
-            qkv, cache.keys, cache.values, step.block_tables, step.sequences, step.context_start, step.context_end, out
-        )
-        assert kernel.stats.cache_misses.total() == 0
-        assert kernel.stats.cache_hits.total() == 1
+    kernel = make_attention(*SHAPE)
+    kernel(qkv, cache.keys, cache.values, step.block_tables, step.sequences, step.context_start, step.context_end, out)
+    assert kernel.stats.cache_misses.total() == 0
+    assert kernel.stats.cache_hits.total() == 1
 
 
 @pytest.mark.parametrize("huge", [60.0, 1000.0])

@@ -16,15 +16,15 @@ import torch
 from numba import njit, prange
 
 from slipstream.models.kernels.cpu_attention import make_attention
-from slipstream.models.kernels.cpu_math import INLINE, OPTIONS, exp
+from slipstream.models.kernels.cpu_math import OPTIONS, exp
 from slipstream.models.step_input import StepInput
 
-# Worker threads that sleep between regions: a second OpenMP pool would spin against torch's own.
-numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
+# OpenMP wakes its threads in a fraction of the time that numba's own work queue takes. An engine's environment lets
+# them sleep between regions (OMP_WAIT_POLICY): they and torch's would spin against each other.
+numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]  # type: ignore[attr-defined]
 
-# Below these a parallel region costs more than it saves: rows x context, and rows.
-_SERIAL_ATTENTION = 512
-_SERIAL_ROWS = 12
+# Steps of less work, in keys that their rows attend to, run on one thread: waking the others costs more than it saves.
+_SERIAL_KEYS = 512
 
 _ONE = np.float32(1.0)
 _ZERO = np.float32(0.0)
@@ -44,10 +44,9 @@ class CpuKernels:
     device = torch.device("cpu")
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, num_threads: int) -> None:
-        numba.set_num_threads(min(num_threads, usable_threads()))
         self._shape = (num_heads, num_kv_heads, head_dim, block_size)
-        self._num_threads = num_threads
-        self._attention_serial, self._attention_parallel = make_attention(num_heads, num_kv_heads, head_dim, block_size)
+        self._num_threads = min(num_threads, usable_threads())
+        self._attention = make_attention(num_heads, num_kv_heads, head_dim, block_size)
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in one layer."""
@@ -61,7 +60,9 @@ class CpuKernels:
         return CpuKVCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
 
     def prepare(self, step: StepInput) -> StepInput:
-        """The step's arrays where the kernels read them: here, as they are."""
+        """The step's arrays where the kernels read them: here, as they are; sets how many threads the step runs on."""
+        keys = int((step.context_end - step.context_start).sum())
+        numba.set_num_threads(1 if keys < _SERIAL_KEYS else self._num_threads)
         return step
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, num_tokens: int) -> torch.Tensor:
@@ -101,9 +102,7 @@ class CpuKernels:
         """Causal attention of each row over its sequence's cache. Returns [rows, num_heads * head_dim]."""
         num_heads, _, head_dim, _ = self._shape
         out = torch.empty(qkv.shape[0], num_heads * head_dim)
-        work = int((step.context_end - step.context_start).sum())
-        serial = work < _SERIAL_ATTENTION or self._num_threads == 1
-        (self._attention_serial if serial else self._attention_parallel)(
+        self._attention(
             qkv.numpy(),
             cache.keys,
             cache.values,
@@ -119,8 +118,7 @@ class CpuKernels:
         """[rows, 2 * width] -> silu(gate) * up, [rows, width] (Shazeer, 2020)."""
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(rows, width)
-        kernel = _silu_mul_serial if num_tokens < _SERIAL_ROWS or self._num_threads == 1 else _silu_mul_parallel
-        kernel(gate_up.numpy(), out.numpy(), num_tokens)
+        _silu_mul(gate_up.numpy(), out.numpy(), num_tokens)
         return out
 
 
@@ -145,14 +143,15 @@ def _rms_norm(x, weight, epsilon, out, num_tokens):
 def _add_rms_norm(delta, residual, weight, epsilon, out, num_tokens):
     hidden = residual.shape[1]
     for row in range(num_tokens):
+        added, kept, normed = delta[row], residual[row], out[row]
         total = _ZERO
         for i in range(hidden):
-            value = residual[row, i] + delta[row, i]
-            residual[row, i] = value
+            value = kept[i] + added[i]
+            kept[i] = value
             total += value * value
         factor = _ONE / np.sqrt(total / np.float32(hidden) + epsilon)
         for i in range(hidden):
-            out[row, i] = residual[row, i] * factor * weight[i]
+            normed[i] = kept[i] * factor * weight[i]
 
 
 @njit(**OPTIONS)
@@ -173,38 +172,29 @@ def _rotate_and_store(qkv, keys, values, positions, slots, cos, sin, num_heads, 
     for row in range(positions.shape[0]):
         position = positions[row]
         block, offset = slots[row] // block_size, slots[row] % block_size
+        c, s = cos[position], sin[position]
         for head in range(num_heads):
-            base = head * head_dim
+            low = qkv[row, head * head_dim : head * head_dim + half]
+            high = qkv[row, head * head_dim + half : (head + 1) * head_dim]
             for i in range(half):
-                a, b = qkv[row, base + i], qkv[row, base + half + i]
-                qkv[row, base + i] = a * cos[position, i] - b * sin[position, i]
-                qkv[row, base + half + i] = b * cos[position, i] + a * sin[position, i]
+                a, b = low[i], high[i]
+                low[i] = a * c[i] - b * s[i]
+                high[i] = b * c[i] + a * s[i]
         for head in range(num_kv_heads):
             base = (num_heads + head) * head_dim
+            low, high = qkv[row, base : base + half], qkv[row, base + half : base + head_dim]
+            key = keys[block, head, offset]
             for i in range(half):
-                a, b = qkv[row, base + i], qkv[row, base + half + i]
-                keys[block, head, offset, i] = a * cos[position, i] - b * sin[position, i]
-                keys[block, head, offset, half + i] = b * cos[position, i] + a * sin[position, i]
+                key[i] = low[i] * c[i] - high[i] * s[i]
+                key[half + i] = high[i] * c[i] + low[i] * s[i]
             base += num_kv_heads * head_dim
-            for i in range(head_dim):
-                values[block, head, offset, i] = qkv[row, base + i]
-
-
-@njit(**INLINE)
-def _silu_mul_row(row, gate_up, out):
-    width = out.shape[1]
-    for i in range(width):
-        gate = gate_up[row, i]
-        out[row, i] = gate / (_ONE + exp(-gate)) * gate_up[row, width + i]
-
-
-@njit(**OPTIONS)
-def _silu_mul_serial(gate_up, out, num_tokens):
-    for row in range(num_tokens):
-        _silu_mul_row(row, gate_up, out)
+            values[block, head, offset] = qkv[row, base : base + head_dim]
 
 
 @njit(parallel=True, **OPTIONS)
-def _silu_mul_parallel(gate_up, out, num_tokens):
+def _silu_mul(gate_up, out, num_tokens):
+    width = out.shape[1]
     for row in prange(num_tokens):
-        _silu_mul_row(row, gate_up, out)
+        for i in range(width):
+            gate = gate_up[row, i]
+            out[row, i] = gate / (_ONE + exp(-gate)) * gate_up[row, width + i]

@@ -13,8 +13,8 @@ _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
 
 
-def make_attention(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> tuple[Callable, Callable]:
-    """A serial and a parallel kernel for constant head counts and sizes; both give every row the same bits.
+def make_attention(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> Callable:
+    """A kernel for constant head counts and sizes; how many threads share the rows changes no bit of them.
 
     Kernel arguments:
         qkv: [rows, (num_heads + 2 * num_kv_heads) * head_dim], of which the queries are read.
@@ -25,17 +25,12 @@ def make_attention(num_heads: int, num_kv_heads: int, head_dim: int, block_size:
     group = num_heads // num_kv_heads  # query heads that share a KV head
     shape = (group, num_kv_heads, head_dim, block_size, np.float32(head_dim**-0.5))
 
-    @njit(**OPTIONS)
-    def serial(qkv, keys, values, tables, sequences, starts, ends, out):
-        for row in range(sequences.shape[0]):
-            _attend(row, qkv, keys, values, tables[sequences[row]], starts[row], ends[row], out, shape)
-
     @njit(parallel=True, **OPTIONS)
-    def parallel(qkv, keys, values, tables, sequences, starts, ends, out):
+    def attention(qkv, keys, values, tables, sequences, starts, ends, out):
         for row in prange(sequences.shape[0]):
             _attend(row, qkv, keys, values, tables[sequences[row]], starts[row], ends[row], out, shape)
 
-    return serial, parallel
+    return attention
 
 
 # A global, not a closure of the kernels: numba's cache key would hold the closure's dispatcher, which is new each time.
@@ -56,33 +51,36 @@ def _attend(row, qkv, keys, values, table, start, end, out, shape):
             block, offset = table[(start + key) // block_size], (start + key) % block_size
             length = min(block_size - offset, count - key)
             for i in range(length):
+                k = keys[block, kv_head, offset + i]
                 for g in range(group):
+                    query = qkv[row, base + g * head_dim : base + (g + 1) * head_dim]
                     dot = _ZERO
                     for d in range(head_dim):
-                        dot += qkv[row, base + g * head_dim + d] * keys[block, kv_head, offset + i, d]
+                        dot += query[d] * k[d]
                     scores[g, key + i] = dot * scale
             key += length
         for g in range(group):
-            most = scores[g, 0]
+            weights = scores[g]
+            most = weights[0]
             for i in range(count):
-                most = max(most, scores[g, i])
+                most = max(most, weights[i])
             total = _ZERO
             for i in range(count):
-                weight = exp(scores[g, i] - most)
-                scores[g, i] = weight
+                weight = exp(weights[i] - most)
+                weights[i] = weight
                 total += weight
             inverse = _ONE / total
             for i in range(count):
-                scores[g, i] *= inverse
-            for d in range(head_dim):
-                out[row, base + g * head_dim + d] = _ZERO
+                weights[i] *= inverse
+            out[row, base + g * head_dim : base + (g + 1) * head_dim] = _ZERO
         key = 0
         while key < count:
             block, offset = table[(start + key) // block_size], (start + key) % block_size
             length = min(block_size - offset, count - key)
             for g in range(group):
+                attended = out[row, base + g * head_dim : base + (g + 1) * head_dim]
                 for i in range(length):
-                    weight = scores[g, key + i]
+                    weight, value = scores[g, key + i], values[block, kv_head, offset + i]
                     for d in range(head_dim):
-                        out[row, base + g * head_dim + d] += weight * values[block, kv_head, offset + i, d]
+                        attended[d] += weight * value[d]
             key += length
