@@ -40,7 +40,7 @@ log = logging.getLogger("slipstream.engine")
 
 # How long an engine that is still loading waits for the door that started it.
 _FIRST_DOOR_SECONDS = 120.0
-_STATS_INTERVAL_S = 0.25
+_STATS_INTERVAL_S = 0.5
 _OUT_OF_TIME = "the server is shutting down and the request did not end in time"
 
 

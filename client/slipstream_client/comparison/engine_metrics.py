@@ -1,4 +1,4 @@
-"""What an engine counted during a run, read from the server's Prometheus metrics ten times a second."""
+"""What an engine counted during a run, read from the server's Prometheus metrics four times a second."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from slipstream_client.server.triton_http import TritonHttp, TritonRefused, TritonUnreachable
 
-PERIOD_S = 0.1
-# Engines publish every 0.25 s while busy and once more when going idle: figures that stood still for longer are final.
-_SETTLED_S = 0.6
+PERIOD_S = 0.25
+# Engines publish every 0.5 s while busy and once more when going idle: figures that stood still for longer are final.
+_SETTLED_S = 0.8
 _SETTLE_TIMEOUT_S = 10.0
 
 _LINE = re.compile(r"^((?:slipstream|nv_gpu)_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
