@@ -74,7 +74,7 @@ def use_our_clients(server: TritonServer) -> None:
     """Whatever they ask, and however soon they leave, Triton must not be left waiting for a request of theirs."""
 
     async def ask_and_be_refused(client: AsyncSlipstreamClient) -> None:
-        for _ in range(10):
+        for _ in range(4):
             await client.generate(PROMPTS[0], max_tokens=1)
             with pytest.raises(RequestFailed, match="temperature"):
                 await client.generate(PROMPTS[0], temperature=-1.0)
@@ -84,6 +84,6 @@ def use_our_clients(server: TritonServer) -> None:
             await asyncio.gather(*(ask_and_be_refused(client) for _ in range(4)))
 
     asyncio.run(use_asyncio_client())
-    for model in ("continuous", "iterative") * 10:
+    for model in ("continuous", "iterative") * 4:
         with SlipstreamClient(server.grpc_url, model) as client:
             assert client.generate(PROMPTS[0], max_tokens=1).num_output_tokens == 1

@@ -73,7 +73,7 @@ def pad_rows(num_rows: int, storage: str) -> int:
 
 def is_batch_invariant(linear: Linear, in_features: int) -> bool:
     """Whether this matmul gives a row the same bits at every padded row count: tried, not assumed."""
-    x = torch.randn(96, in_features, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(48, in_features, generator=torch.Generator().manual_seed(0))
     whole = linear(x)
-    counts = sorted({pad_rows(rows, "fp16") for rows in (*range(1, 25), 47, 64, 95)})
+    counts = sorted({pad_rows(rows, "fp16") for rows in (*range(1, 13), 22, 47)})  # each size of a last group
     return all(torch.equal(linear(x[-rows:]), whole[-rows:]) for rows in counts)
