@@ -76,7 +76,8 @@ def test_the_fingerprint_tells_any_two_configurations_apart() -> None:
         "name": "f", "policy": "lockstep", "model": "other", "device": "cpu", "weights": "fp32", "max_num_seqs": 3,
         "max_num_batched_tokens": 99, "max_model_len": 9, "block_size": 8, "kv_cache_bytes": 5,
         "admission": "no_evict", "chunked_prefill": False, "prefix_cache": False,
-        "max_queued_requests": 1, "max_queued_tokens": 1, "max_request_seconds": 1,
+        "queue_order": "fair", "aging_seconds": 1, "tenant_weights": "a=2", "look_past": 1,
+        "long_prefill_token_threshold": 1, "max_queued_requests": 1, "max_queued_tokens": 1, "max_request_seconds": 1,
         "threads": 1, "grace_seconds": 1,
     }  # fmt: skip
     assert set(changes) == {field.name for field in dataclasses.fields(EngineConfig)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ _CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "weights": ("auto", "fp16", "fp32", "bf16"),
     "admission": ("optimistic", "no_evict"),
+    "queue_order": ("fcfs", "priority", "fair"),
 }
 # field -> (least, most) allowed value
 _RANGES = {
@@ -30,6 +32,9 @@ _RANGES = {
     "max_model_len": (0, 1 << 24),
     "block_size": (8, 256),
     "kv_cache_bytes": (1, 1 << 46),
+    "aging_seconds": (1, 1 << 20),
+    "look_past": (0, 1 << 10),
+    "long_prefill_token_threshold": (0, 1 << 20),
     "max_queued_requests": (1, 1 << 20),
     "max_queued_tokens": (1, 1 << 32),
     "max_request_seconds": (1, 1 << 20),
@@ -57,6 +62,13 @@ class EngineConfig:
         admission: `optimistic` (preempts when its forecast was wrong) or `no_evict` (admits only what can finish).
         chunked_prefill: whether a prompt may be spread over several steps.
         prefix_cache: whether requests of the continuous policy share the blocks of equal beginnings.
+        queue_order: of the continuous policy, `fcfs` (first come, first served), `priority` (the lowest `priority` of a
+            request first, also in place of running ones) or `fair` (each `tenant` gets its weight's share of tokens).
+        aging_seconds: under `priority`, the age that is worth one level.
+        tenant_weights: under `fair`, as `name=weight` with commas between; other tenants have the weight 1.
+        look_past: how many requests may be admitted before the first in the queue while that one lacks blocks (not
+            under `priority`).
+        long_prefill_token_threshold: the most tokens of one prompt in one step; 0 is the whole budget.
         max_queued_requests, max_queued_tokens: beyond these, requests are refused as unavailable (continuous policy;
             in front of the others Triton has the queue).
         max_request_seconds: no request of the continuous policy takes longer, from its arrival to its end.
@@ -77,6 +89,11 @@ class EngineConfig:
     admission: str = "optimistic"
     chunked_prefill: bool = True
     prefix_cache: bool = True
+    queue_order: str = "fcfs"
+    aging_seconds: int = 30
+    tenant_weights: str = ""
+    look_past: int = 0
+    long_prefill_token_threshold: int = 0
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
     max_request_seconds: int = 3600
@@ -97,8 +114,30 @@ class EngineConfig:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; every one of the max_num_seqs = "
                 f"{self.max_num_seqs} running sequences needs at least one token a step"
             )
+        _ = self.weight_of_tenant  # is it readable?
         if not self.model:
             raise ConfigError("model is empty; it must be a built-in name, a folder or a hub id")
+
+    @property
+    def weight_of_tenant(self) -> dict[str, float]:
+        """`tenant_weights` by name.
+
+        Raises:
+            ConfigError: it is no list of `name=weight`.
+        """
+        weights: dict[str, float] = {}
+        for entry in filter(None, (part.strip() for part in self.tenant_weights.split(","))):
+            name, _, number = entry.rpartition("=")
+            try:
+                weight = float(number)
+            except ValueError:
+                weight = math.nan
+            if not name or not 0.001 <= weight <= 1e6:
+                raise ConfigError(
+                    f"tenant_weights has {entry!r}; it must be name=weight with commas between, weights 0.001 to 1e6"
+                )
+            weights[name] = weight
+        return weights
 
     @property
     def fingerprint(self) -> str:

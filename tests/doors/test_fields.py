@@ -303,10 +303,20 @@ def test_a_repeated_key_among_many_is_found_at_once() -> None:
     assert "the key '69999' stands twice" in refusal("{" + ", ".join(pairs) + "}")
 
 
-@pytest.mark.parametrize("name", ["logprobs", "n", "priority", "tenant"])
+@pytest.mark.parametrize("name", ["logprobs", "n", "best_of", "echo"])
 def test_fields_of_a_later_version_are_refused_by_name(name: str) -> None:
     for value in (1, 0, False, "", []):
         assert refusal(**{name: value}) == f"{name} is not supported by this version"
+
+
+def test_priority_and_tenant_and_their_ranges() -> None:
+    fields = parse(priority=-3, tenant="gold")
+    assert (fields.priority, fields.tenant) == (-3, "gold")
+    assert (parse().priority, parse().tenant) == (0, "")
+    assert refusal(priority=1001) == "priority is 1001; allowed are -1000 to 1000"
+    assert refusal(priority=0.5) == "priority is 0.5; it must be a whole number"
+    assert refusal(tenant="") == "tenant is ''; it must be a string of 1 to 256 characters"
+    assert refusal(tenant=7).startswith("tenant is 7")
 
 
 # --- request parameters

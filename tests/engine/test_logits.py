@@ -160,7 +160,7 @@ def test_a_preemption_or_a_prefix_hit_does_not_change_what_the_parameters_mean(f
         observed.engine.add(request)
         for step in range(200):
             if step in moments and request in observed.scheduler.running:
-                observed.scheduler._preempt(request)
+                observed.scheduler._preempt(request, {})
             if request.finished:
                 return output_of(request)
             observed.engine.step()

@@ -160,7 +160,7 @@ def test_a_preempted_request_finds_its_own_blocks_and_is_counted_apart() -> None
     for _ in range(10):
         observed.step()
     known = request.num_computed
-    observed.scheduler._preempt(request)
+    observed.scheduler._preempt(request, {})
     observed.step()
     assert rows(observed)[-1] == known + 1 - known // BLOCK_SIZE * BLOCK_SIZE
     stats = observed.engine.stats()

@@ -434,7 +434,7 @@ def test_a_deadline_in_the_middle_of_a_long_prompt_or_after_a_preemption_is_a_ti
     observed.add(preempted)
     for _ in range(5):
         observed.step()
-    observed.scheduler._preempt(preempted)
+    observed.scheduler._preempt(preempted, {})
     preempted.deadline = 0.0
     observed.step()
     assert (observed.reasons[preempted.key], len(observed.delivered[preempted.key])) == ("timeout", 5)

@@ -20,7 +20,7 @@ from observed import ObservedEngine
 from scripted import BLOCK_SIZE, DOOR, VOCAB_SIZE, ScriptedRunner, make_config, make_prompt, make_request
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch
-from slipstream.engine.request import FINISH_LENGTH
+from slipstream.engine.request import FINISH_LENGTH, Request
 from slipstream.errors import InvalidRequest, Unavailable
 
 
@@ -36,6 +36,8 @@ class Arrival:
     stop_token_ids: tuple[int, ...] = ()
     family: int = -1  # requests of one family have prompts that begin alike; -1 is the only one of its kind
     salt: str = ""
+    priority: int = 0
+    tenant: str = ""
     timeout: float = math.inf  # on the scripted clock, which moves a few milliseconds a step
 
 
@@ -55,6 +57,9 @@ class Scenario:
     max_queued_requests: int = 100
     max_queued_tokens: int = 10_000
     prefix_cache: bool = True
+    queue_order: str = "fcfs"
+    look_past: int = 0
+    long_prefill_token_threshold: int = 0
 
     def config(self) -> EngineConfig:
         return make_config(
@@ -64,6 +69,10 @@ class Scenario:
             max_queued_requests=self.max_queued_requests,
             max_queued_tokens=self.max_queued_tokens,
             prefix_cache=self.prefix_cache,
+            queue_order=self.queue_order,
+            tenant_weights="heavy=3",
+            look_past=self.look_past,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
         )
 
     def runner(self) -> ScriptedRunner:
@@ -94,6 +103,8 @@ arrivals = st.builds(
     stop_token_ids=st.one_of(st.just(()), st.tuples(st.integers(0, VOCAB_SIZE - 1))),
     family=st.integers(-1, 1),
     salt=st.sampled_from(["", "", "", "salt"]),
+    priority=st.integers(-2, 2),
+    tenant=st.sampled_from(["", "light", "heavy"]),
 )
 hurried_arrivals = st.builds(replace, arrivals, timeout=st.one_of(st.just(math.inf), st.floats(0.001, 0.2)))
 scenarios = st.builds(
@@ -104,6 +115,9 @@ scenarios = st.builds(
     admission=st.sampled_from(["optimistic", "no_evict"]),
     chunked_prefill=st.booleans(),
     arrivals=st.lists(arrivals, min_size=1, max_size=12),
+    queue_order=st.sampled_from(["fcfs", "priority", "fair"]),
+    look_past=st.integers(0, 3),
+    long_prefill_token_threshold=st.sampled_from([0, 1, 7]),
 )
 troubled_scenarios = st.builds(
     Scenario,
@@ -119,6 +133,8 @@ troubled_scenarios = st.builds(
     max_queued_requests=st.integers(1, 12),
     max_queued_tokens=st.integers(1, 200),
     prefix_cache=st.booleans(),
+    queue_order=st.sampled_from(["fcfs", "priority", "fair"]),
+    look_past=st.integers(0, 3),
 )
 
 
@@ -131,6 +147,8 @@ class ObservedScheduler:
         self._seats = scenario.seats
         self._prefix_cache = scenario.prefix_cache
         self._no_evict = scenario.admission == "no_evict"
+        self._scenario = scenario
+        self._longest_chunk = scenario.chunked_prefill and scenario.long_prefill_token_threshold
         self._schedule = observed.scheduler.schedule
         observed.scheduler.schedule = self.schedule
 
@@ -157,12 +175,7 @@ class ObservedScheduler:
         assert batch.chunks or outgrown or expired, "the step brings nothing forward"
 
         assert scheduler.num_preemptions - preemptions == len(victims)
-        assert victims == running[len(running) - len(victims) :], "the victims are not the newest"
-        assert list(scheduler.waiting)[: len(victims)] == victims, "the victims are not at the head of the queue"
-        assert not (self._no_evict and victims)
-        assert not (victims and admitted), "admitted in a step that preempted"
-        assert not running or scheduler.running[0] is running[0], "the oldest was a victim"
-        assert admitted == waiting[: len(admitted)], "the queue was jumped"
+        self._check_order(running, waiting, victims, admitted)
         assert len(outgrown) <= 1
         for request in outgrown:
             assert running == [request]
@@ -177,12 +190,36 @@ class ObservedScheduler:
             assert request in running or chunk.start % BLOCK_SIZE == 0
             assert request in running or self._prefix_cache or chunk.start == 0
             assert chunk.num_tokens >= 1
+            assert not self._longest_chunk or chunk.num_tokens <= self._longest_chunk
             assert chunk.token_ids == request.token_ids[chunk.start : end]
             assert chunk.sample == (end == request.num_tokens)
             assert len(request.block_table) == scheduler.pool.blocks_for(end), "blocks are not taken on demand"
             written = request.block_table[chunk.start // BLOCK_SIZE :]
             assert scheduler.pool.num_exclusive(written) == len(written), "what others read is written"
         return batch
+
+    def _check_order(
+        self, running: list[Request], waiting: list[Request], victims: list[Request], admitted: list[Request]
+    ) -> None:
+        """Who had to go, and who came in their place or in that of others."""
+        order, still_running = self._scenario.queue_order, self._scheduler.running
+        if order != "priority":
+            assert victims == running[len(running) - len(victims) :], "the victims are not the newest"
+            assert not (self._no_evict and victims)
+            assert not (victims and admitted), "admitted in a step that preempted"
+            assert not running or still_running[0] is running[0], "the oldest was a victim"
+        elif running:
+            oldest = min(running, key=lambda request: request.priority)
+            assert oldest in still_running or any(r.priority < oldest.priority for r in admitted)
+            for victim in victims:
+                assert not any(r.priority > victim.priority for r in still_running if r in running), (
+                    "not the least urgent"
+                )
+        if order == "fcfs" and not self._scenario.look_past:
+            assert list(self._scheduler.waiting)[: len(victims)] == victims, "the victims are not at the head"
+        if not self._scenario.look_past and order != "fair":
+            assert admitted == waiting[: len(admitted)], "the queue was jumped"
+        assert all(request.num_passed <= self._scenario.look_past for request in (*waiting, *running))
 
 
 def play(scenario: Scenario) -> ObservedEngine:
@@ -217,6 +254,7 @@ def submit(observed: ObservedEngine, scenario: Scenario, number: int, arrival: A
         seed=number,
     )
     request.cache_salt = arrival.salt
+    request.priority, request.tenant = arrival.priority, arrival.tenant
     request.arrival_time = observed.engine._clock()
     request.deadline = request.arrival_time + arrival.timeout
     scheduler: Any = observed.scheduler

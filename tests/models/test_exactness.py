@@ -158,7 +158,7 @@ def test_any_schedule_gives_the_same_bits(
 
 def preempt(engine: TinyEngine, request: Request) -> None:
     """Take a sequence's blocks as the scheduler does when another needs them."""
-    engine.engine.scheduler._preempt(request)  # type: ignore[attr-defined]
+    engine.engine.scheduler._preempt(request, {})  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("moments", [(0,), (10,), (3, 4), (0, 5, 11)])

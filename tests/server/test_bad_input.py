@@ -66,8 +66,7 @@ NOT_SUPPORTED: Mapping[str, Any] = {
     "best_of": 2,
     "logprobs": 1,
     "prompt_logprobs": 1,
-    "tenant": "a",
-    "priority": 1,
+    "echo": True,
 }
 BAD: Mapping[str, Bad] = dict(
     [

@@ -216,7 +216,7 @@ def test_stats_say_how_the_request_fared(server: TritonServer, golden: dict[str,
     assert stats["output_ids"] == golden[PROMPT][:5]
     assert stats["num_output_tokens"] == 5
     assert (stats["cached_tokens"], stats["preemptions"]) == (0, 0)
-    assert stats["waited_for"] == {"seats": 0, "blocks": 0, "budget": 0}
+    assert stats["waited_for"] == {"seats": 0, "blocks": 0, "budget": 0, "priority": 0}
     assert 0 <= stats["queue_ms"] <= stats["first_token_ms"] <= stats["queue_ms"] + stats["inference_ms"]
     without_ids = ask(server, "continuous", PROMPT, max_tokens=2, return_token_ids=False).stats
     assert "output_ids" not in without_ids

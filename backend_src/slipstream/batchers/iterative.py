@@ -7,6 +7,8 @@ finds no room gets nothing in that iteration and is called again.
 
 from __future__ import annotations
 
+from collections import deque
+
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch, Chunk
 from slipstream.engine.block_pool import BlockPool
@@ -18,8 +20,8 @@ class IterativeScheduler(BatchingPolicy):
     """Computes exactly the sequences that the current iteration names."""
 
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
-        # `waiting` holds what was added and not yet computed, for want of seats or blocks.
         super().__init__(config, pool)
+        self.waiting: deque[Request] = deque()  # what was added and not yet computed, for want of seats or blocks
         self._named: set[Request] = set()
 
     @property

@@ -7,7 +7,11 @@ changes who forms the batch.
 
 from __future__ import annotations
 
+from collections import deque
+
+from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch, Chunk
+from slipstream.engine.block_pool import BlockPool
 from slipstream.engine.policy import BatchingPolicy
 from slipstream.engine.request import FINISH_CANCELLED, Request
 
@@ -16,6 +20,10 @@ PADDING_TOKEN = 0
 
 class LockstepScheduler(BatchingPolicy):
     """Runs one group of requests after the other, each group in lock step."""
+
+    def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
+        super().__init__(config, pool)
+        self.waiting: deque[Request] = deque()
 
     def add(self, request: Request) -> None:
         """Queue a request for the next group.

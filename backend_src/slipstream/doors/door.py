@@ -40,7 +40,15 @@ _ERRORS = {
 # What the other policies take so that all batchers can be sent the same request (`stats` names it as ignored), and what
 # changes an answer and is theirs not to give.
 _IGNORED_BY_OTHERS = frozenset(["cache_salt"])
-_REFUSED_BY_OTHERS = frozenset(["stop", "include_stop_str_in_output", "timeout_ms", "messages", "prompt_token_ids"])
+_REFUSED_BY_OTHERS = frozenset(
+    ["stop", "include_stop_str_in_output", "timeout_ms", "messages", "prompt_token_ids", "priority", "tenant"]
+)
+# What the continuous policy takes and has no use for, by its queue order.
+_UNUSED_BY_ORDER = {
+    "fcfs": frozenset(["priority", "tenant"]),
+    "priority": frozenset(["tenant"]),
+    "fair": frozenset(["priority"]),
+}
 # Set by the server itself beside a client's parameters.
 _SERVER_PARAMETERS = ("id",)
 
@@ -62,9 +70,12 @@ class Door:
         self._link = EngineLink(config, runtime_directory(), self._on_update, self._on_down, server_pid=os.getppid())
         info = self._link.start()
         self._codec = TextCodec(folder, info.max_model_len)
-        others = config.policy != "continuous"
-        ignored, refused = (_IGNORED_BY_OTHERS, _REFUSED_BY_OTHERS) if others else (frozenset(), frozenset())
-        self._limits = Limits(info.max_model_len, info.vocab_size, ignored, refused)
+        self._limits = Limits(
+            info.max_model_len,
+            info.vocab_size,
+            ignored=_UNUSED_BY_ORDER[config.queue_order] if config.policy == "continuous" else _IGNORED_BY_OTHERS,
+            refused=frozenset() if config.policy == "continuous" else _REFUSED_BY_OTHERS,
+        )
         self._ids = itertools.count()
         pb_utils.Logger.log_info(
             f"{args['model_name']}: engine {info.engine!r} (pid {info.pid}) serves {info.model} on {info.device}, "
@@ -123,6 +134,8 @@ class Door:
             stream,
             cache_salt=fields.cache_salt,
             timeout_s=None if fields.timeout_ms is None else fields.timeout_ms / 1000,
+            priority=fields.priority,
+            tenant=fields.tenant,
         )
         return new, fields
 
@@ -194,7 +207,7 @@ def stats_json(
         "stop_reason": stop_token_id if stop_string is None else stop_string,
         "cached_tokens": stats.num_cached,
         "preemptions": stats.num_preemptions,
-        "waited_for": {"seats": stats.waited.seats, "blocks": stats.waited.blocks, "budget": stats.waited.budget},
+        "waited_for": msgspec.to_builtins(stats.waited),
     }
     if fields.ignored:
         values["ignored"] = fields.ignored

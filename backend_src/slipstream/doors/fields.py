@@ -16,9 +16,10 @@ from slipstream.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 256
 _MOST_JSON_BYTES = 1 << 20
-_LONGEST_SALT = 256
+_MOST_CHARACTERS = 256
 _LONGEST_NAME = 40
 _MOST_STRINGS = 64
+_MOST_PRIORITY = 1000
 _LONGEST_STRING = 1024
 _MOST_TOKEN_IDS = 1024  # of one list: they are looked at in every step
 
@@ -32,12 +33,10 @@ _NOT_SUPPORTED = frozenset(
         "logprobs",
         "lora_name",
         "n",
-        "priority",
         "prompt_logprobs",
         "return_cumulative_logprob",
         "return_logprobs",
         "structured_outputs",
-        "tenant",
         "truncate_prompt_tokens",
     ]
 )
@@ -68,6 +67,8 @@ class RequestFields:
     return_token_ids: bool = False
     cache_salt: str = ""
     timeout_ms: float | None = None
+    priority: int = 0
+    tenant: str = ""
     ignored: tuple[str, ...] = ()
 
 
@@ -212,9 +213,9 @@ def list_of_ids(field: str, value: Any) -> list[int]:
     return value
 
 
-def _salt(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_SALT:
-        raise InvalidRequest(f"{name} is {_show(value)}; it must be a string of 1 to {_LONGEST_SALT} characters")
+def _name(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= _MOST_CHARACTERS:
+        raise InvalidRequest(f"{name} is {_show(value)}; it must be a string of 1 to {_MOST_CHARACTERS} characters")
     return value
 
 
@@ -259,7 +260,7 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
 
 # Fields that choose no tokens: what to make of the answer's text, and what concerns the request as a whole.
 _OF_TEXT = ("bad_words", "stop", "include_stop_str_in_output", "skip_special_tokens")
-_OF_THE_REQUEST = ("return_token_ids", "cache_salt", "timeout_ms")
+_OF_THE_REQUEST = ("return_token_ids", "cache_salt", "timeout_ms", "priority", "tenant")
 _READERS: dict[str, Callable[[str, Any, Limits], Any]] = {
     "max_tokens": lambda name, value, limits: _whole(name, value, 1, limits.max_model_len),
     "temperature": lambda name, value, limits: _real(name, value, 0.0, math.inf),
@@ -282,6 +283,8 @@ _READERS: dict[str, Callable[[str, Any, Limits], Any]] = {
     "stop_token_ids": _token_ids,
     "stop_length": lambda name, value, limits: _whole(name, value, 1, limits.max_model_len),
     "timeout_ms": lambda name, value, limits: _real(name, value, 1.0, math.inf),
-    "cache_salt": lambda name, value, limits: _salt(name, value),
+    "cache_salt": lambda name, value, limits: _name(name, value),
+    "priority": lambda name, value, limits: _whole(name, value, -_MOST_PRIORITY, _MOST_PRIORITY),
+    "tenant": lambda name, value, limits: _name(name, value),
     "return_token_ids": lambda name, value, limits: _flag(name, value),
 }

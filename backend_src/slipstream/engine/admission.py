@@ -51,7 +51,9 @@ class Optimistic:
         """Whether a request may start now whose first blocks are `cached`."""
         pool = self._pool
         kept = pool.num_kept_of(cached)
-        if pool.blocks_for(candidate.num_tokens + 1) - len(cached) + kept > pool.num_free:
+        # One that has come to fill the whole pool, and had to give way, gets its last token and ends.
+        needed = min(pool.blocks_for(candidate.num_tokens + 1), pool.num_blocks)
+        if needed - len(cached) + kept > pool.num_free:
             return False
         forecast = [(self._remaining(candidate), pool.blocks_for(candidate.num_tokens) - len(cached) + kept)]
         held = pool.num_used  # first by several sequences, and assumed to stay so

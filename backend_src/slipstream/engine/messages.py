@@ -17,6 +17,8 @@ class NewRequest(msgspec.Struct):
     stream: bool
     cache_salt: str = ""
     timeout_s: float | None = None  # from its arrival on; None is as long as the engine allows
+    priority: int = 0
+    tenant: str = ""
 
 
 class Submit(msgspec.Struct, tag=True):

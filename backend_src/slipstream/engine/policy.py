@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections.abc import Collection
 
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch
@@ -16,10 +16,11 @@ from slipstream.errors import InvalidRequest
 class BatchingPolicy(ABC):
     """Owns the requests it was given until they have finished, and their blocks."""
 
+    waiting: Collection[Request]
+
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
         self.pool = pool
         self.cache: PrefixCache | None = None
-        self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._max_num_seqs = config.max_num_seqs

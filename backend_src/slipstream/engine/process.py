@@ -339,6 +339,8 @@ class EngineProcess:
             stream=new.stream,
             cache_salt=new.cache_salt,
             deadline=deadline,
+            priority=new.priority,
+            tenant=new.tenant,
         )
         try:
             if self._drain_until is not None:

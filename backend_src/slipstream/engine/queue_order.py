@@ -32,6 +32,9 @@ class QueueOrder(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
+    def __contains__(self, request: object) -> bool:
+        return any(request is waiting for waiting in self)
+
     @abstractmethod
     def push(self, request: Request) -> None:
         """Take in a request that has just come, or one that was preempted."""
@@ -39,15 +42,15 @@ class QueueOrder(ABC):
     @abstractmethod
     def remove(self, request: Request) -> None: ...
 
-    def charge(self, request: Request, num_tokens: int) -> None:
-        """Note that tokens of a request are computed."""
+    def charge(self, request: Request, num_tokens: int) -> None:  # noqa: B027  most orders do not ask
+        """Note that tokens of a request are computed; fewer than none where that is taken back."""
 
     def gives_way(self, running: Request, waiting: Request) -> bool:
         """Whether a running request is to lose its place to a waiting one."""
         return False
 
     def victim(self, running: Sequence[Request]) -> Request:
-        """Whom to preempt; `running` is in order of admission. The oldest of the most urgent never is, if others run."""
+        """Whom to preempt; `running` is in order of admission. The oldest of the most urgent comes last."""
         return running[-1]
 
     def _place(self, request: Request) -> tuple[float, int]:
@@ -80,8 +83,8 @@ class Fcfs(QueueOrder):
 class Priority(Fcfs):
     """The lowest number first, as in vLLM. A request gains one level for every `aging_seconds` that it is old.
 
-    All grow older at the same pace, so the order of two requests never changes: it is that of `arrival time + priority *
-    aging_seconds`.
+    All grow older at the same pace, so the order of two requests never changes: it is that of
+    `arrival time + priority * aging_seconds`.
     """
 
     def __init__(self, aging_seconds: float) -> None:

@@ -70,15 +70,16 @@ class SamplingParams(msgspec.Struct, frozen=True):
         return self.temperature < 1e-5
 
 
-Lacking = Literal["seats", "blocks", "budget"]
+Lacking = Literal["seats", "blocks", "budget", "priority"]
 
 
 class Waited(msgspec.Struct):
-    """In how many steps a request got nothing, by what it lacked."""
+    """In how many steps a request got nothing, by what it lacked; `priority`: it was behind one that came later."""
 
     seats: int = 0
     blocks: int = 0
     budget: int = 0
+    priority: int = 0
 
     def count(self, lacking: Lacking) -> None:
         setattr(self, lacking, getattr(self, lacking) + 1)
@@ -94,6 +95,9 @@ class Request:
         num_cached: tokens that were found in the prefix cache when it was first admitted.
         deadline: when it must have ended, on the engine's clock.
         cache_salt: only requests with the same salt share cached blocks.
+        priority, tenant: what queue orders of these names go by (see `queue_order`).
+        rank: its place among those that wait, set when it first comes to the queue.
+        num_passed: requests that were admitted before it while it was first in the queue.
         cache_link, num_offered_blocks: how far the prefix cache knows its blocks (see `PrefixCache`).
         stream: whether each step's tokens are reported, or all at the end.
         num_reported: output tokens that were reported.
@@ -122,12 +126,16 @@ class Request:
         "num_cached",
         "num_computed",
         "num_offered_blocks",
+        "num_passed",
         "num_preemptions",
         "num_prompt_tokens",
         "num_reported",
         "padding",
+        "priority",
+        "rank",
         "sampling",
         "stream",
+        "tenant",
         "token_ids",
         "waited",
     )
@@ -141,6 +149,8 @@ class Request:
         stream: bool = True,
         cache_salt: str = "",
         deadline: float = math.inf,
+        priority: int = 0,
+        tenant: str = "",
     ) -> None:
         self.key = key
         self.stream = stream
@@ -152,6 +162,10 @@ class Request:
         self.end_token_ids = frozenset(sampling.stop_token_ids)
         self.arrival_time = arrival_time
         self.deadline = deadline
+        self.priority = priority
+        self.tenant = tenant
+        self.rank: tuple[float, int] | None = None
+        self.num_passed = 0
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.finish_time: float | None = None

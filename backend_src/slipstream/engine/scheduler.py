@@ -1,10 +1,13 @@
 """The continuous scheduler: every step it decides anew which tokens of which sequences are computed.
 
 There is one rule for all sequences: each catches up `num_computed` to `num_tokens`, a long prompt in chunks, a running
-answer by one token. Running sequences come first, then the queue, while seats, token budget and blocks last.
+answer by one token. Running sequences come first, then the queue, while seats, token budget and blocks last. Who is
+next in the queue, and who has to make room, is the business of `queue_order`.
 """
 
 from __future__ import annotations
+
+from itertools import islice
 
 from slipstream.config import EngineConfig
 from slipstream.engine.admission import NoEvict, Optimistic
@@ -12,6 +15,7 @@ from slipstream.engine.batch import Batch, Chunk
 from slipstream.engine.block_pool import BlockPool
 from slipstream.engine.policy import BatchingPolicy
 from slipstream.engine.prefix_cache import PrefixCache
+from slipstream.engine.queue_order import Fair, Fcfs, Priority, QueueOrder
 from slipstream.engine.request import (
     FINISH_CANCELLED,
     FINISH_ERROR,
@@ -26,17 +30,21 @@ from slipstream.errors import InvalidRequest, Unavailable
 
 
 class ContinuousScheduler(BatchingPolicy):
-    """Iteration-level scheduling over a paged KV pool, first come first served."""
+    """Iteration-level scheduling over a paged KV pool."""
 
     def __init__(self, config: EngineConfig, pool: BlockPool, token_budget: int) -> None:
-        # `running` is in order of admission: the last is the newest, and the first victim.
+        # `running` is in order of admission.
         super().__init__(config, pool)
+        self.waiting: QueueOrder = make_queue(config)
         if config.prefix_cache:
             self.cache = PrefixCache(pool)
         self._token_budget = token_budget
         self._chunked_prefill = config.chunked_prefill
         self._admission = NoEvict(pool) if config.admission == "no_evict" else Optimistic(pool)
         self._no_evict = config.admission == "no_evict"
+        # An urgent request is not made to wait for blocks that less urgent ones have taken meanwhile.
+        self._look_past = 0 if config.queue_order == "priority" else config.look_past
+        self._longest_chunk = config.long_prefill_token_threshold if config.chunked_prefill else 0
         self._max_queued_requests = config.max_queued_requests
         self._max_queued_tokens = config.max_queued_tokens
         self._queued_tokens = 0
@@ -66,7 +74,7 @@ class ContinuousScheduler(BatchingPolicy):
                 f"max_queued_tokens = {self._max_queued_tokens}"
             )
         self._queued_tokens += request.num_tokens
-        self.waiting.append(request)
+        self.waiting.push(request)
 
     def abort(self, request: Request, now: float, reason: str = FINISH_CANCELLED, error: str | None = None) -> None:
         """End a request wherever it is; its blocks are free when this returns."""
@@ -89,15 +97,13 @@ class ContinuousScheduler(BatchingPolicy):
             count = self._chunk_length(request, request.num_computed, budget - kept)
             if count and self._grow(request, count, chunks, now):
                 chunks[request] = self._chunk(request, count)
-                # A victim that was in the batch has given its tokens back.
-                budget = self._token_budget - sum(chunk.num_tokens for chunk in chunks.values())
+                budget = self._budget_left(chunks)  # a victim that was in the batch has given its tokens back
             elif not count:
                 request.waited.budget += 1
         if self.num_preemptions == preemptions:
-            self._admit(chunks, budget, now)
+            self._admit(chunks, now)
         else:
-            for request in self.waiting:
-                request.waited.blocks += 1
+            self._note_what_is_lacking("blocks")
         return Batch(list(chunks.values()))
 
     def update(self, batch: Batch, token_ids: list[int], now: float) -> list[Request]:
@@ -154,29 +160,63 @@ class ContinuousScheduler(BatchingPolicy):
             self.waiting.remove(request)
             self._queued_tokens -= request.num_tokens
 
-    def _admit(self, chunks: dict[Request, Chunk], budget: int, now: float) -> None:
-        while self.waiting:
-            request = self.waiting[0]
-            seats_left = self._max_num_seqs - len(self.running)
-            cached = self.cache.find(request) if self.cache is not None and seats_left else []
-            count = self._chunk_length(request, len(cached) * self.pool.block_size, budget)
-            lacking: Lacking
-            if not seats_left:
-                lacking = "seats"
-            elif not count:
-                lacking = "budget"
-            elif not self._admission.admits(request, self.running, cached):
-                lacking = "blocks"
-            else:
-                self.waiting.popleft()
-                self._queued_tokens -= request.num_tokens
-                self._start(request, cached, count, now)
-                chunks[request] = self._chunk(request, count)
-                budget -= count
+    def _admit(self, chunks: dict[Request, Chunk], now: float) -> None:
+        displaced: list[Request] = []  # in this step: to come back in it they need not have gone
+        while (request := next(iter(self.waiting), None)) is not None:
+            lacking = "blocks" if request in displaced else self._try_to_admit(request, chunks, now)
+            if lacking is None:
                 continue
-            for blocked in self.waiting:  # the head lacks it; those behind wait for the head
-                blocked.waited.count(lacking)
-            return
+            if lacking != "budget" and (victim := self._make_room(request, chunks)) is not None:
+                displaced.append(victim)
+                continue
+            if lacking != "blocks" or not self._admit_one_behind(request, chunks, now):
+                self._note_what_is_lacking(lacking)
+                return
+
+    def _try_to_admit(self, request: Request, chunks: dict[Request, Chunk], now: float) -> Lacking | None:
+        """Admit a waiting request, or say what it lacks."""
+        if len(self.running) == self._max_num_seqs:
+            return "seats"
+        cached = self.cache.find(request) if self.cache is not None else []
+        count = self._chunk_length(request, len(cached) * self.pool.block_size, self._budget_left(chunks))
+        if not count:
+            return "budget"
+        if not self._admission.admits(request, self.running, cached):
+            return "blocks"
+        self.waiting.remove(request)
+        self._queued_tokens -= request.num_tokens
+        self._start(request, cached, count, now)
+        chunks[request] = self._chunk(request, count)
+        return None
+
+    def _make_room(self, request: Request, chunks: dict[Request, Chunk]) -> Request | None:
+        """Preempt one running sequence that has to give way to a waiting one; None if there is none."""
+        gives_way = self.waiting.gives_way
+        yielding = [running for running in self.running if not running.finished and gives_way(running, request)]
+        held = sum(self.pool.num_exclusive(running.block_table) for running in yielding)
+        if not yielding or self.pool.blocks_for(request.num_tokens + 1) > self.pool.num_free + held:
+            return None
+        victim = self.waiting.victim(yielding)
+        self._preempt(victim, chunks)
+        return victim
+
+    def _admit_one_behind(self, first: Request, chunks: dict[Request, Chunk], now: float) -> bool:
+        """Admit one of the next in the queue in place of the first, which lacks blocks; False if none fits."""
+        for request in list(islice(self.waiting, 1, 1 + self._look_past - first.num_passed)):
+            if self._try_to_admit(request, chunks, now) is None:
+                first.num_passed += 1
+                return True
+        return False
+
+    def _note_what_is_lacking(self, lacking: Lacking) -> None:
+        """The first in the queue lacks it; those behind wait for the first."""
+        first = next(iter(self.waiting))
+        for request in self.waiting:
+            overtaken = first.arrival_time > request.arrival_time
+            request.waited.count("priority" if overtaken else lacking)
+
+    def _budget_left(self, chunks: dict[Request, Chunk]) -> int:
+        return self._token_budget - sum(chunk.num_tokens for chunk in chunks.values())
 
     def _start(self, request: Request, cached: list[int], count: int, now: float) -> None:
         """Give a request a seat, its cached blocks, and those for its first `count` tokens after them."""
@@ -193,39 +233,51 @@ class ContinuousScheduler(BatchingPolicy):
         if not self._chunked_prefill and not request.block_table and budget < needed <= self._token_budget:
             return 0
         # A preempted sequence that has outgrown a whole step's budget comes back in chunks whatever the switch says.
-        return max(0, min(needed, budget))
+        return max(0, min(needed, budget, self._longest_chunk or budget))
 
     def _chunk(self, request: Request, count: int) -> Chunk:
         start, end = request.num_computed, request.num_computed + count
+        self.waiting.charge(request, count)
         return Chunk(request, request.token_ids[start:end], start, sample=end == request.num_tokens)
 
     def _grow(self, request: Request, count: int, chunks: dict[Request, Chunk], now: float) -> bool:
-        """Give the request blocks for `count` more tokens, preempting the newest if need be.
+        """Give the request blocks for `count` more tokens, preempting others, or itself, if need be.
 
         False if the request itself lost its blocks, or ended because it is alone and still too long.
         """
         pool = self.pool
         missing = pool.blocks_for(request.num_computed + count) - len(request.block_table)
         while missing > pool.num_free:
-            victim = self.running[-1]
+            victim = self.waiting.victim(self.running)
             if victim is request and len(self.running) == 1:
                 # Alone and still too long for the pool: it keeps what it has.
                 request.finish(FINISH_LENGTH, now)
                 return False
-            self._preempt(victim)
-            chunks.pop(victim, None)
+            self._preempt(victim, chunks)
             if victim is request:
                 return False
         if missing > 0:
             request.block_table.extend(pool.allocate(missing))
         return True
 
-    def _preempt(self, victim: Request) -> None:
-        """Take its blocks and put it back at the head of the queue; what it had is computed again later."""
+    def _preempt(self, victim: Request, chunks: dict[Request, Chunk]) -> None:
+        """Take its blocks and put it back into its place in the queue; what it had is computed again later."""
+        chunk = chunks.pop(victim, None)
+        if chunk is not None:
+            self.waiting.charge(victim, -chunk.num_tokens)
         self._release(victim)
         self.running.remove(victim)
         victim.num_computed = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(victim)
+        self.waiting.push(victim)
         self._queued_tokens += victim.num_tokens
+
+
+def make_queue(config: EngineConfig) -> QueueOrder:
+    """The queue that the configuration asks for."""
+    if config.queue_order == "priority":
+        return Priority(config.aging_seconds)
+    if config.queue_order == "fair":
+        return Fair(config.weight_of_tenant)
+    return Fcfs()
