@@ -439,3 +439,22 @@ def test_a_deadline_in_the_middle_of_a_long_prompt_or_after_a_preemption_is_a_ti
     observed.step()
     assert (observed.reasons[preempted.key], len(observed.delivered[preempted.key])) == ("timeout", 5)
     observed.check_end()
+
+
+def test_a_deadlock_costs_the_request_it_is_stuck_at_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A scheduler with a fault is put here on purpose: one that never admits request 0."""
+    observed = ObservedEngine(make_config(), ScriptedRunner(8))
+    admits = observed.scheduler._admission.admits
+    monkeypatch.setattr(
+        observed.scheduler._admission, "admits", lambda request, *rest: request.key[1] > 0 and admits(request, *rest)
+    )
+    for number in range(3):
+        observed.add(make_request(number, 9, 4, ignore_eos=True))
+    observed.run(most_steps=120)
+    observed.check_end()
+    assert observed.reasons == {(DOOR, 0): "error", (DOOR, 1): "length", (DOOR, 2): "length"}
+    assert "no progress in 100 steps" in str(observed.requests[(DOOR, 0)].error)
+    assert "running: none; waiting: 0 (0/9 tokens, 0 blocks), 1 (0/9 tokens, 0 blocks)" in caplog.text
+    assert "8 of 8 blocks are free" in caplog.text

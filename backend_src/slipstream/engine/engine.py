@@ -22,6 +22,9 @@ from slipstream.models.runner import Runner
 
 log = logging.getLogger(__name__)
 
+# So many steps in a row that compute nothing and end nothing, though there is work, are a deadlock.
+_STEPS_UNTIL_STUCK = 100
+
 
 class Engine:
     """Takes requests in, computes step by step, and says which requests changed."""
@@ -35,6 +38,7 @@ class Engine:
         self._stats = EngineStats(kv_blocks_total=runner.num_blocks)
         self.num_finished: Counter[str] = Counter()
         self._blocks_peak = 0
+        self._steps_without_progress = 0
 
     @property
     def has_work(self) -> bool:
@@ -102,6 +106,7 @@ class Engine:
         for request in changed:
             if request.finished:
                 self._forget(request)
+        changed += self._end_what_is_stuck(progress=bool(batch.chunks or changed))
         self._check_when_idle()
         record.run_s = computed - record.start_s - record.schedule_s
         record.update_s = self._clock() - computed
@@ -124,6 +129,32 @@ class Engine:
         stats.finished = dict(self.num_finished)
         self._blocks_peak = 0
         return stats
+
+    def _end_what_is_stuck(self, progress: bool) -> list[Request]:
+        """The watchdog: a scheduler that makes no progress loses the request that it is stuck at, and goes on."""
+        self._steps_without_progress = 0 if progress else self._steps_without_progress + 1
+        request = self.scheduler.stuck
+        if self._steps_without_progress < _STEPS_UNTIL_STUCK or request is None:
+            return []
+        self._steps_without_progress = 0
+        log.error("no progress in %d steps; request %s is ended. %s", _STEPS_UNTIL_STUCK, request.key, self._state())
+        error = f"the scheduler made no progress in {_STEPS_UNTIL_STUCK} steps with this request (see the engine's log)"
+        return self.abort([request.key], FINISH_ERROR, error)
+
+    def _state(self) -> str:
+        """What a deadlock is explained from."""
+
+        def listed(requests: Iterable[Request]) -> str:
+            each = (
+                f"{r.key[1]} ({r.num_computed}/{r.num_tokens} tokens, {len(r.block_table)} blocks)" for r in requests
+            )
+            return ", ".join(each) or "none"
+
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        return (
+            f"running: {listed(scheduler.running)}; waiting: {listed(scheduler.waiting)}; "
+            f"{pool.num_free} of {pool.num_blocks} blocks are free"
+        )
 
     def _check_when_idle(self) -> None:
         """Assert the scheduler's invariants where that delays nobody."""

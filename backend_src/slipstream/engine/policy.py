@@ -38,6 +38,11 @@ class BatchingPolicy(ABC):
         return len(self.waiting)
 
     @property
+    def stuck(self) -> Request | None:
+        """Who is to go where nothing can be computed and nothing else will change that; None where a door may."""
+        return None
+
+    @property
     def num_held_tokens(self) -> int:
         """Tokens of unfinished requests whose keys and values lie in the pool: shared ones once, padding not."""
         held = sum(request.num_computed for request in self.running if not request.finished)

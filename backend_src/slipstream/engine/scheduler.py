@@ -76,6 +76,11 @@ class ContinuousScheduler(BatchingPolicy):
         self._queued_tokens += request.num_tokens
         self.waiting.push(request)
 
+    @property
+    def stuck(self) -> Request | None:
+        """The first that runs, or else the first that waits: the others wait for it."""
+        return next(iter([*self.running, *self.waiting]), None)
+
     def abort(self, request: Request, now: float, reason: str = FINISH_CANCELLED, error: str | None = None) -> None:
         """End a request wherever it is; its blocks are free when this returns."""
         request.finish(reason, now, error)
