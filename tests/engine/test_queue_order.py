@@ -123,6 +123,53 @@ def test_an_urgent_request_takes_the_seat_of_the_newest_of_the_least_urgent() ->
     assert observed.requests[(DOOR, 0)].num_preemptions == 0
 
 
+def test_a_victim_that_was_scheduled_already_leaves_the_step_with_its_tokens() -> None:
+    """SCH-17: the less urgent one stands before the one that needs its blocks."""
+    observed = ObservedEngine(make_config(queue_order="priority", max_num_seqs=2), ScriptedRunner(4, token_budget=8))
+    for number, priority in enumerate((5, 0)):
+        each = make_request(number, 4, 40, ignore_eos=True)
+        each.priority = priority
+        observed.add(each)
+        observed.step()
+    assert numbers(observed.scheduler.running) == [0, 1]
+    for _ in range(40):
+        observed.step()
+        if observed.requests[(DOOR, 0)].num_preemptions:
+            break
+    assert numbers(observed.scheduler.running) == [1]
+    assert [chunk.request.key[1] for chunk in observed.runner.batches[-1].chunks] == [1]
+    observed.run()
+    observed.check_end()
+
+
+def test_many_of_one_priority_and_one_arrival_time_keep_their_order() -> None:
+    """SCH-18."""
+    observed = engine(queue_order="priority", max_num_seqs=3)
+    for number in range(50):
+        observed.add(request(number, priority=1, arrival=7.0, tokens=1))
+    ended = []
+    while observed.engine.has_work:
+        ended += numbers(each for each in observed.step() if each.finished)
+    assert ended == list(range(50))
+    observed.check_end()
+
+
+def test_an_urgent_request_has_its_first_token_in_the_next_step_though_all_seats_are_taken() -> None:
+    """SCH-19."""
+    observed = ObservedEngine(
+        make_config(queue_order="priority", max_num_seqs=32), ScriptedRunner(256, token_budget=64)
+    )
+    for number in range(40):
+        observed.add(request(number, priority=9, tokens=30))
+    while len(observed.scheduler.running) < 32:
+        observed.step()
+    observed.add(request(99, priority=0, tokens=3))
+    observed.step()
+    assert len(observed.delivered[(DOOR, 99)]) == 1
+    observed.run()
+    observed.check_end()
+
+
 def test_an_urgent_request_takes_blocks_but_not_in_vain() -> None:
     """Where even all that the less urgent hold would not do, they keep it."""
     observed = ObservedEngine(make_config(queue_order="priority", max_num_seqs=4), ScriptedRunner(8, token_budget=64))
