@@ -6,11 +6,6 @@ import queue
 import numpy as np
 import tritonclient.grpc as triton
 
-responses: queue.Queue = queue.Queue()
-client = triton.InferenceServerClient("127.0.0.1:8001")
-# A decoupled model answers one request with many responses, so the answers come to a callback.
-client.start_stream(lambda result, error: responses.put((result, error)))
-
 
 def tensor(name: str, datatype: str, value: object) -> triton.InferInput:
     """An input of shape [1]."""
@@ -24,15 +19,18 @@ inputs = [
     tensor("sampling_parameters", "BYTES", json.dumps(sampling).encode()),
     tensor("stream", "BOOL", True),
 ]
-client.async_stream_infer("continuous", inputs, request_id="example-1")
-
-final = False
-while not final:
-    result, error = responses.get()
-    if error is not None:
-        raise error
-    # Each response carries the text that is new, and the last one says that it is the last.
-    print(result.as_numpy("text_output")[0].decode(), end="", flush=True)
-    final = result.get_response().parameters["triton_final_response"].bool_param
-print()
-client.stop_stream()
+responses: queue.Queue = queue.Queue()
+# Closed before the program ends: a client that is still open then now and then hangs in gRPC.
+with triton.InferenceServerClient("127.0.0.1:8001") as client:
+    # A decoupled model answers one request with many responses, so the answers come to a callback.
+    client.start_stream(lambda result, error: responses.put((result, error)))
+    client.async_stream_infer("continuous", inputs, request_id="example-1")
+    final = False
+    while not final:
+        result, error = responses.get()
+        if error is not None:
+            raise error
+        # Each response carries the text that is new, and the last one says that it is the last.
+        print(result.as_numpy("text_output")[0].decode(), end="", flush=True)
+        final = result.get_response().parameters["triton_final_response"].bool_param
+    print()
