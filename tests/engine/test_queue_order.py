@@ -13,8 +13,10 @@ from slipstream.engine.request import Request
 from slipstream.errors import ConfigError
 
 
-def request(number: int, *, priority: int = 0, tenant: str = "", arrival: float = 0.0, tokens: int = 8) -> Request:
-    made = make_request(number, 8, tokens, ignore_eos=True, seed=number)
+def request(
+    number: int, *, priority: int = 0, tenant: str = "", arrival: float = 0.0, prompt: int = 8, tokens: int = 8
+) -> Request:
+    made = make_request(number, prompt, tokens, ignore_eos=True, seed=number)
     made.priority, made.tenant, made.arrival_time = priority, tenant, arrival
     return made
 
@@ -127,9 +129,7 @@ def test_a_victim_that_was_scheduled_already_leaves_the_step_with_its_tokens() -
     """SCH-17: the less urgent one stands before the one that needs its blocks."""
     observed = ObservedEngine(make_config(queue_order="priority", max_num_seqs=2), ScriptedRunner(4, token_budget=8))
     for number, priority in enumerate((5, 0)):
-        each = make_request(number, 4, 40, ignore_eos=True)
-        each.priority = priority
-        observed.add(each)
+        observed.add(request(number, priority=priority, prompt=4, tokens=40))
         observed.step()
     assert numbers(observed.scheduler.running) == [0, 1]
     for _ in range(40):
@@ -174,13 +174,9 @@ def test_an_urgent_request_takes_blocks_but_not_in_vain() -> None:
     """Where even all that the less urgent hold would not do, they keep it."""
     observed = ObservedEngine(make_config(queue_order="priority", max_num_seqs=4), ScriptedRunner(8, token_budget=64))
     for number, priority in enumerate((0, 3)):
-        each = make_request(number, 28, 4, ignore_eos=True)
-        each.priority = priority
-        observed.add(each)
+        observed.add(request(number, priority=priority, prompt=28, tokens=4))
     observed.step()
-    large = make_request(2, 40, 2, ignore_eos=True)
-    large.priority = 1
-    observed.add(large)
+    observed.add(request(2, priority=1, prompt=40, tokens=2))
     observed.step()
     assert observed.requests[(DOOR, 1)].num_preemptions == 0
     observed.run()

@@ -133,10 +133,12 @@ class Engine:
     def _end_what_is_stuck(self, progress: bool) -> list[Request]:
         """The watchdog: a scheduler that makes no progress loses the request that it is stuck at, and goes on."""
         self._steps_without_progress = 0 if progress else self._steps_without_progress + 1
-        request = self.scheduler.stuck
-        if self._steps_without_progress < _STEPS_UNTIL_STUCK or request is None:
+        if self._steps_without_progress < _STEPS_UNTIL_STUCK:
             return []
         self._steps_without_progress = 0
+        request = self.scheduler.stuck
+        if request is None:
+            return []
         log.error("no progress in %d steps; request %s is ended. %s", _STEPS_UNTIL_STUCK, request.key, self._state())
         error = f"the scheduler made no progress in {_STEPS_UNTIL_STUCK} steps with this request (see the engine's log)"
         return self.abort([request.key], FINISH_ERROR, error)

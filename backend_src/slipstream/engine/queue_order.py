@@ -54,8 +54,16 @@ class QueueOrder(ABC):
         return running[-1]
 
     def _place(self, request: Request) -> tuple[float, int]:
-        """A new request's rank, by which its kind is sorted."""
+        """A new request's rank, by which those that wait in one line are sorted."""
         return (0.0, next(self._numbers))
+
+    def _line_up(self, line: list[Request], request: Request) -> None:
+        if request.rank is None:
+            request.rank = self._place(request)
+        insort(line, request, key=_BY_RANK)
+
+    def _take_out(self, line: list[Request], request: Request) -> None:
+        del line[bisect_left(line, request.rank, key=_BY_RANK)]
 
 
 class Fcfs(QueueOrder):
@@ -72,12 +80,10 @@ class Fcfs(QueueOrder):
         return len(self._waiting)
 
     def push(self, request: Request) -> None:
-        if request.rank is None:
-            request.rank = self._place(request)
-        insort(self._waiting, request, key=_BY_RANK)
+        self._line_up(self._waiting, request)
 
     def remove(self, request: Request) -> None:
-        del self._waiting[bisect_left(self._waiting, request.rank, key=_BY_RANK)]
+        self._take_out(self._waiting, request)
 
 
 class Priority(Fcfs):
@@ -128,19 +134,17 @@ class Fair(QueueOrder):
 
     def push(self, request: Request) -> None:
         tenant = request.tenant
-        if request.rank is None:
-            request.rank = self._place(request)
         if tenant not in self._waiting:
             least = min(map(self._counter_of, self._waiting), default=self._level)
             self._counters[tenant] = max(self._counter_of(tenant), least)
             self._waiting[tenant] = []
             self._forget(least)
-        insort(self._waiting[tenant], request, key=_BY_RANK)
+        self._line_up(self._waiting[tenant], request)
 
     def remove(self, request: Request) -> None:
-        requests = self._waiting[request.tenant]
-        del requests[bisect_left(requests, request.rank, key=_BY_RANK)]
-        if not requests:
+        line = self._waiting[request.tenant]
+        self._take_out(line, request)
+        if not line:
             del self._waiting[request.tenant]
             self._level = self._counter_of(request.tenant)
 

@@ -7,7 +7,7 @@ next in the queue, and who has to make room, is the business of `queue_order`.
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 
 from slipstream.config import EngineConfig
 from slipstream.engine.admission import NoEvict, Optimistic
@@ -79,7 +79,7 @@ class ContinuousScheduler(BatchingPolicy):
     @property
     def stuck(self) -> Request | None:
         """The first that runs, or else the first that waits: the others wait for it."""
-        return next(iter([*self.running, *self.waiting]), None)
+        return next(chain(self.running, self.waiting), None)
 
     def abort(self, request: Request, now: float, reason: str = FINISH_CANCELLED, error: str | None = None) -> None:
         """End a request wherever it is; its blocks are free when this returns."""
