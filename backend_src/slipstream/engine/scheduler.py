@@ -93,7 +93,7 @@ class ContinuousScheduler(BatchingPolicy):
         self._expire(now)
         chunks: dict[Request, Chunk] = {}
         budget = self._token_budget
-        preemptions = self.num_preemptions
+        known = preemptions = self.num_preemptions
         for position, request in enumerate(list(self.running)):
             if request.block_table == [] or request.finished:
                 continue  # preempted, or ended by outgrowing the pool, earlier in this step
@@ -102,9 +102,12 @@ class ContinuousScheduler(BatchingPolicy):
             count = self._chunk_length(request, request.num_computed, budget - kept)
             if count and self._grow(request, count, chunks, now):
                 chunks[request] = self._chunk(request, count)
-                budget = self._budget_left(chunks)  # a victim that was in the batch has given its tokens back
+                budget -= count
             elif not count:
                 request.waited.budget += 1
+            if self.num_preemptions != known:
+                # A victim that was in the batch has given its tokens back.
+                budget, known = self._budget_left(chunks), self.num_preemptions
         if self.num_preemptions == preemptions:
             self._admit(chunks, now)
         else:
