@@ -25,3 +25,7 @@ class ConfigError(SlipstreamError):
 
 class ModelNotFound(SlipstreamError):
     """A model name or folder that does not resolve to weights and a tokenizer."""
+
+
+class OutOfMemory(SlipstreamError):
+    """A step that the device has no memory for; it may have it for half of the step."""

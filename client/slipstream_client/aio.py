@@ -118,7 +118,8 @@ class AsyncSlipstreamClient:
         contract = await self.contract()
         request = contract.request(request_id or uuid.uuid4().hex, prompt, input_ids, sampling, stream=stream)
         if not contract.decoupled:
-            yield parse_rows(await self._infer(request))[0]
+            for chunk in parse_rows(await self._infer(request)):
+                yield chunk
             return
         call = self._stub.ModelStreamInfer(iter([request]), timeout=self._timeout_s)
         ended, failure = False, None
@@ -128,9 +129,9 @@ class AsyncSlipstreamClient:
                 if message.error_message:
                     ended, failure = True, RequestFailed(message.error_message)
                     continue
-                chunk = parse_rows(message.infer_response)[0]
-                ended = chunk.final
-                yield chunk
+                for chunk in parse_rows(message.infer_response):
+                    ended = chunk.final
+                    yield chunk
         except (grpc.RpcError, asyncio.CancelledError) as error:
             if not (ended and isinstance(error, grpc.RpcError)):
                 await self._raise(error, call)

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
@@ -158,8 +159,11 @@ class ChunkStream(Iterator[Chunk]):
         self._timeout_s = timeout_s
         self._start = time.monotonic()
         self._ended = False
+        self._rows: deque[Chunk] = deque()  # of the last response: it has one for each choice where it is the only one
 
     def __next__(self) -> Chunk:
+        if self._rows:
+            return self._rows.popleft()
         if self._ended:
             raise StopIteration
         left_s = None if self._timeout_s is None else max(0.0, self._start + self._timeout_s - time.monotonic())
@@ -172,7 +176,8 @@ class ChunkStream(Iterator[Chunk]):
             self._ended = True
             raise
         self._ended = is_final(response)
-        return parse_rows(response)[0]
+        self._rows.extend(parse_rows(response))
+        return self._rows.popleft()
 
     def close(self) -> None:
         """Cancel the request if it still runs."""

@@ -16,7 +16,7 @@ from slipstream_client.tensors import (
     ModelContract,
     RequestFailed,
     SamplingOptions,
-    parse_json_chunk,
+    parse_json_rows,
 )
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class HttpSlipstreamClient:
         connection = self._connect()
         try:
             answer = self._exchange(connection, "POST", "generate", body)
-            return Generation.of_chunks([parse_json_chunk(json.loads(answer.read()), final=True)])
+            return Generation.of_chunks(parse_json_rows(json.loads(answer.read()), final=True))
         except (OSError, http.client.HTTPException) as error:
             raise RequestFailed(f"the connection to {self.url} broke ({error})", "UNAVAILABLE") from error
         except KeyboardInterrupt:
@@ -101,12 +101,12 @@ class HttpSlipstreamClient:
         connection = self._connect()
         try:
             answer = self._exchange(connection, "POST", "generate_stream", body)
-            chunk = None
-            for event in parse_events(answer):
-                chunk = parse_json_chunk(event, final=bool(event.get("finish_reason")))
-                yield chunk
             # The end of the response is the only end mark that Triton's server-sent events have.
-            if chunk is None or not chunk.final:
+            running = int(sampling.get("n") or 1)
+            for event in parse_events(answer):
+                running -= bool(event.get("finish_reason"))
+                yield from parse_json_rows(event, final=not running)
+            if running:
                 raise RequestFailed("the server closed the stream before the last response", "UNAVAILABLE")
         except (OSError, http.client.HTTPException) as error:
             raise RequestFailed(f"the connection to {self.url} broke ({error})", "UNAVAILABLE") from error

@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, TypedDict
 
 import grpc
@@ -69,14 +70,23 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool
     stop_token_ids: list[int]
     stop_length: int
+    n: int
+    logprobs: int
+    prompt_logprobs: int
     timeout_ms: float
+    priority: int
+    tenant: str
     cache_salt: str
     return_token_ids: bool
 
 
+# A token and the likeliest in its place, by token id: logprob, rank, decoded_token and bytes of each; the token first.
+Logprobs = dict[str, dict[str, Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One response of a request."""
+    """One response of a request, or one choice's part of it."""
 
     text: str
     num_tokens: int  # output tokens that this chunk carries; may be none or several
@@ -84,11 +94,14 @@ class Chunk:
     stats: dict[str, Any] | None  # None until the last chunk
     num_input_tokens: int | None
     final: bool
+    choice: int = 0  # which of the answers it belongs to, where n > 1
+    logprobs: list[Logprobs] | None = None  # one for each token of the chunk, where `logprobs` asked for them
+    prompt_logprobs: list[Logprobs | None] | None = None  # with the first chunk; None for the first token
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A whole answer."""
+    """A whole answer; with n > 1 the first one, and the others in order."""
 
     text: str
     finish_reason: str | None
@@ -96,19 +109,33 @@ class Generation:
     num_output_tokens: int
     output_ids: list[int] | None  # only where `return_token_ids` asked for them
     stats: dict[str, Any] | None
+    logprobs: list[Logprobs] | None = None
+    prompt_logprobs: list[Logprobs | None] | None = None
+    others: tuple[Generation, ...] = ()
 
     @classmethod
     def of_chunks(cls, chunks: Iterable[Chunk]) -> Generation:
         """Join the chunks of one request, in order."""
-        collected = list(chunks)
-        last = collected[-1]
+        by_choice: dict[int, list[Chunk]] = {}
+        for chunk in chunks:
+            by_choice.setdefault(chunk.choice, []).append(chunk)
+        first, *others = (cls._of_choice(by_choice[choice]) for choice in sorted(by_choice))
+        prompts = (chunk.prompt_logprobs for chunks in by_choice.values() for chunk in chunks)
+        prompt_logprobs = next((each for each in prompts if each is not None), None)
+        return replace(first, prompt_logprobs=prompt_logprobs, others=tuple(others))
+
+    @classmethod
+    def _of_choice(cls, chunks: list[Chunk]) -> Generation:
+        last = chunks[-1]
+        scored = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
         return cls(
-            text="".join(chunk.text for chunk in collected),
+            text="".join(chunk.text for chunk in chunks),
             finish_reason=last.finish_reason,
             num_input_tokens=last.num_input_tokens,
-            num_output_tokens=sum(chunk.num_tokens for chunk in collected),
+            num_output_tokens=sum(chunk.num_tokens for chunk in chunks),
             output_ids=last.stats.get("output_ids") if last.stats else None,
             stats=last.stats,
+            logprobs=list(chain.from_iterable(scored)) if scored else None,
         )
 
 
@@ -188,7 +215,7 @@ class ModelContract:
             ids = _int32(input_ids)
             _add(request, "input_ids", "INT32", [len(ids)], ids.tobytes())
         _add_bytes(request, "sampling_parameters", [1], [json.dumps(dict(sampling)).encode()])
-        for flag in self._flags(stream):
+        for flag in self._flags(sampling, stream):
             _add(request, flag, "BOOL", [1], b"\x01")
         return request
 
@@ -220,10 +247,11 @@ class ModelContract:
             body["text_input"] = prompt
         if input_ids is not None:
             body["input_ids"] = list(input_ids)
-        return body | dict.fromkeys(self._flags(stream), True)
+        return body | dict.fromkeys(self._flags(sampling, stream), True)
 
-    def _flags(self, stream: bool) -> list[str]:
-        wanted = ("stream", *_RETURN_FLAGS) if stream else _RETURN_FLAGS
+    def _flags(self, sampling: Mapping[str, Any], stream: bool) -> list[str]:
+        scored = [f"return_{name}" for name in ("logprobs", "prompt_logprobs") if sampling.get(name) is not None]
+        wanted = (*(["stream"] if stream else []), *_RETURN_FLAGS, *scored)
         return [flag for flag in wanted if flag in self.inputs]
 
     def _check_prompt(self, prompt: str | None, input_ids: Sequence[int] | None) -> None:
@@ -245,45 +273,52 @@ def is_final(response: service_pb2.ModelInferResponse) -> bool:
 
 
 def parse_rows(response: service_pb2.ModelInferResponse) -> list[Chunk]:
-    """Read a response: one chunk for each row of the batch (one where the model has no batch dimension)."""
+    """Read a response: one chunk for each row of the batch, or each choice; one where the model has neither."""
     raw = {output.name: content for output, content in zip(response.outputs, response.raw_output_contents, strict=True)}
-    final = is_final(response)
-    texts = _strings(raw["text_output"]) if "text_output" in raw else [""]
-    rows = len(texts)
-    reasons = _strings(raw["finish_reason"]) if "finish_reason" in raw else [""] * rows
-    stats = _strings(raw["stats"]) if "stats" in raw else [""] * rows
-    num_tokens = _uint32s(raw.get("num_output_tokens")) or [0] * rows
-    num_input_tokens: Sequence[int | None] = _uint32s(raw.get("num_input_tokens")) or [None] * rows
-    return [
-        Chunk(
-            text=texts[row],
-            num_tokens=num_tokens[row],
-            finish_reason=reasons[row] or None,
-            stats=json.loads(stats[row]) if stats[row] else None,
-            num_input_tokens=num_input_tokens[row],
-            final=final,
-        )
-        for row in range(rows)
-    ]
+    columns: dict[str, list[Any]] = {name: _strings(raw[name]) for name in _TEXTS if name in raw}
+    columns |= {name: np.frombuffer(raw[name], dtype="<i4").tolist() for name in _NUMBERS if name in raw}
+    return _chunks(columns, final=is_final(response))
 
 
-def parse_json_chunk(answer: Mapping[str, Any], *, final: bool) -> Chunk:
-    """Read one JSON object of Triton's HTTP generate endpoints.
+def parse_json_rows(answer: Mapping[str, Any], *, final: bool) -> list[Chunk]:
+    """Read one JSON object of Triton's HTTP generate endpoints, which writes a list of one as its element.
 
     Raises:
         RequestFailed: the object carries an error.
     """
     if "error" in answer:
         raise RequestFailed(str(answer["error"]))
-    stats = answer.get("stats")
-    return Chunk(
-        text=answer.get("text_output", ""),
-        num_tokens=answer.get("num_output_tokens", 0),
-        finish_reason=answer.get("finish_reason") or None,
-        stats=json.loads(stats) if stats else None,
-        num_input_tokens=answer.get("num_input_tokens"),
-        final=final,
-    )
+    columns = {name: answer[name] for name in (*_TEXTS, *_NUMBERS) if name in answer}
+    columns = {name: values if isinstance(values, list) else [values] for name, values in columns.items()}
+    return _chunks(columns, final=final)
+
+
+_TEXTS = ("text_output", "finish_reason", "stats", "logprobs", "prompt_logprobs")
+_NUMBERS = ("num_input_tokens", "num_output_tokens", "choice_index")
+
+
+def _chunks(columns: Mapping[str, list[Any]], *, final: bool) -> list[Chunk]:
+    """One chunk for each row; what concerns the prompt stands once for all of them."""
+    rows = len(columns.get("text_output", [""]))
+
+    def value(name: str, row: int, default: Any = None) -> Any:
+        column = columns.get(name) or [default]
+        return column[row] if len(column) == rows else column[0]
+
+    return [
+        Chunk(
+            text=value("text_output", row, ""),
+            num_tokens=value("num_output_tokens", row, 0),
+            finish_reason=value("finish_reason", row) or None,
+            stats=json.loads(value("stats", row) or "null"),
+            num_input_tokens=value("num_input_tokens", row),
+            final=final,
+            choice=value("choice_index", row, 0),
+            logprobs=json.loads(value("logprobs", row) or "null"),
+            prompt_logprobs=json.loads(value("prompt_logprobs", row) or "null"),
+        )
+        for row in range(rows)
+    ]
 
 
 def failure_of(error: grpc.RpcError, url: str) -> RequestFailed:
@@ -336,7 +371,3 @@ def _strings(content: bytes) -> list[str]:
         strings.append(content[position : position + length].decode("utf-8", "replace"))
         position += length
     return strings
-
-
-def _uint32s(content: bytes | None) -> list[int]:
-    return np.frombuffer(content, dtype="<u4").tolist() if content else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from scripted import DOOR, Clock, ScriptedRunner, expected_output, output_of
+from scripted import DOOR, Clock, ScriptedRunner, expected_output, output_of, scripted_logprobs
 from slipstream.config import EngineConfig
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, FINISH_TIMEOUT, Request
@@ -37,8 +37,11 @@ class ObservedEngine:
             assert (scheduler.num_waiting, scheduler.num_running, scheduler.pool.num_used) == before
             assert not request.finished
             return refusal
-        self.requests[request.key] = request
-        self.delivered[request.key] = []
+        door, number = request.key
+        for choice in range(request.sampling.n):
+            key = (door, number + choice)
+            self.requests[key] = self.engine.requests[key]
+            self.delivered[key] = []
         return None
 
     def cancel(self, *numbers: int) -> None:
@@ -74,6 +77,8 @@ class ObservedEngine:
         assert set(self.engine.requests) == set(self.requests) - set(self.reasons)
         for key, request in self.requests.items():
             assert output_of(request) == self.delivered[key], "a token came without being reported"
+            wanted = [scripted_logprobs(token_id) for token_id in request.output_ids]
+            assert request.logprobs == (wanted if request.sampling.logprobs is not None else [])
 
     def check_end(self) -> None:
         """What holds once everything has ended: all was delivered, nothing is held, the books agree."""
@@ -99,7 +104,10 @@ class ObservedEngine:
 
     def _check_output(self, key: Key) -> None:
         request, reason, output = self.requests[key], self.reasons[key], self.delivered[key]
-        expected, expected_reason = expected_output(request.token_ids[: request.num_prompt_tokens], request.sampling)
+        prompt_ids = request.token_ids[: request.num_prompt_tokens]
+        expected, expected_reason = expected_output(prompt_ids, request.sampling, choice=request.choice)
+        if request.sampling.prompt_logprobs is not None and request.choice == 0 and output:
+            assert request.prompt_logprobs == [scripted_logprobs(token_id) for token_id in prompt_ids[1:]]
         if reason in (FINISH_CANCELLED, FINISH_ERROR, FINISH_TIMEOUT):
             assert output == expected[: len(output)]
         elif reason == FINISH_LENGTH and len(output) < len(expected):
@@ -119,7 +127,9 @@ class ObservedEngine:
         assert (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0)
         assert stats.steps == len(records)
         assert [record["index"] for record in records] == list(range(len(records)))
-        assert stats.prompt_tokens == sum(request.num_prompt_tokens for request in self.requests.values())
+        assert stats.prompt_tokens == sum(
+            request.num_prompt_tokens for request in self.requests.values() if request.choice == 0
+        )
         assert stats.generation_tokens == total("sampled_rows") == sum(map(len, self.delivered.values()))
         assert stats.useful_tokens == total("prefill_rows", "decode_rows")
         assert stats.computed_tokens == total("prefill_rows", "decode_rows", "padding_rows") == self.runner.num_rows

@@ -11,8 +11,16 @@ import zlib
 from collections.abc import Collection
 
 from slipstream.config import EngineConfig
-from slipstream.engine.batch import Batch, Chunk
-from slipstream.engine.request import FINISH_LENGTH, FINISH_STOP, NOT_FINITE, Request, SamplingParams
+from slipstream.engine.batch import Batch, Chunk, StepOutput
+from slipstream.engine.request import (
+    FINISH_LENGTH,
+    FINISH_STOP,
+    NOT_FINITE,
+    Request,
+    SamplingParams,
+    TokenLogprobs,
+)
+from slipstream.errors import OutOfMemory
 
 BLOCK_SIZE = 8
 VOCAB_SIZE = 32
@@ -41,6 +49,7 @@ class ScriptedRunner:
     Args:
         failing_steps: numbers of the calls of `run` that raise.
         not_finite: (request key, output index) whose logits are not finite.
+        most_tokens: of one step, for which there is memory.
     """
 
     device_name = "scripted"
@@ -56,6 +65,7 @@ class ScriptedRunner:
         eos_token_ids: frozenset[int] = EOS_TOKEN_IDS,
         failing_steps: Collection[int] = (),
         not_finite: Collection[tuple[tuple[bytes, int], int]] = (),
+        most_tokens: int | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.token_budget = token_budget
@@ -65,10 +75,23 @@ class ScriptedRunner:
         self.batches: list[Batch] = []
         self._failing_steps = failing_steps
         self._not_finite = not_finite
+        self._most_tokens = most_tokens
         self._cache: dict[int, tuple[int, int]] = {}  # slot -> (position, token id)
 
-    def run(self, batch: Batch) -> list[int]:
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """All that lies in a block; nobody else may read what is copied over."""
+        assert len({target for _, target in copies}) == len(copies)
+        contents = [
+            (target * BLOCK_SIZE + offset, self._cache.get(source * BLOCK_SIZE + offset))
+            for source, target in copies
+            for offset in range(BLOCK_SIZE)
+        ]
+        self._cache.update((slot, written) for slot, written in contents if written is not None)
+
+    def run(self, batch: Batch) -> StepOutput:
         """Write all chunks, then read the sampled sequences back."""
+        if self._most_tokens is not None and batch.num_tokens > self._most_tokens:
+            raise OutOfMemory(f"{batch.num_tokens} tokens")
         self.batches.append(batch)
         written: set[int] = set()
         for chunk in batch.chunks:
@@ -80,7 +103,14 @@ class ScriptedRunner:
         if len(self.batches) - 1 in self._failing_steps:
             raise StepFailed(f"scripted failure of step {len(self.batches) - 1}")
         self.num_rows += batch.num_tokens
-        return [self._sample(chunk) for chunk in batch.sampled]
+        output = StepOutput([self._sample(chunk) for chunk in batch.sampled])
+        for chunk, token_id in zip(batch.sampled, output.token_ids, strict=True):
+            if chunk.request.sampling.logprobs is not None and token_id >= 0:
+                output.logprobs.append((chunk.request, scripted_logprobs(token_id)))
+        for chunk in batch.chunks:
+            if chunk.scored_ids:
+                output.prompt_logprobs.append((chunk, [scripted_logprobs(token_id) for token_id in chunk.scored_ids]))
+        return output
 
     def _sample(self, chunk: Chunk) -> int:
         request = chunk.request
@@ -91,21 +121,29 @@ class ScriptedRunner:
             written_position, token_id = self._cache[_slot(request, position)]
             assert written_position == position, f"position {position} of {request.key} holds another's keys"
             context.append(token_id)
-        return next_token(context, request.sampling.seed)
+        return next_token(context, request.sampling.seed, request.choice)
 
 
-def next_token(context: list[int], seed: int) -> int:
+def next_token(context: list[int], seed: int, choice: int = 0) -> int:
     """The token that follows `context`: a hash of all of it."""
-    return zlib.crc32(bytes(context), seed & 0xFFFFFFFF) % VOCAB_SIZE
+    return zlib.crc32(bytes(context), (seed + choice * 0x9E3779B9) & 0xFFFFFFFF) % VOCAB_SIZE
+
+
+def scripted_logprobs(token_id: int) -> TokenLogprobs:
+    """What is reported of a token: something that no other token has."""
+    return TokenLogprobs([token_id], [-float(token_id)], 1)
 
 
 def expected_output(
-    prompt_ids: list[int], sampling: SamplingParams, eos_token_ids: frozenset[int] = EOS_TOKEN_IDS
+    prompt_ids: list[int],
+    sampling: SamplingParams,
+    eos_token_ids: frozenset[int] = EOS_TOKEN_IDS,
+    choice: int = 0,
 ) -> tuple[list[int], str]:
     """Tokens and finish reason of a request that runs alone and undisturbed, by the contract's words."""
     context = list(prompt_ids)
     while True:
-        token_id = next_token(context, sampling.seed)
+        token_id = next_token(context, sampling.seed, choice)
         context.append(token_id)
         output = context[len(prompt_ids) :]
         if token_id in sampling.stop_token_ids or (token_id in eos_token_ids and not sampling.ignore_eos):

@@ -14,7 +14,7 @@ from deadline import PATIENCE_S
 from door import Door
 from scripted import ScriptedRunner
 from slipstream.config import EngineConfig
-from slipstream.engine.batch import Batch
+from slipstream.engine.batch import Batch, StepOutput
 from slipstream.engine.engine import Engine
 from slipstream.engine.process import EngineProcess
 
@@ -28,7 +28,7 @@ class GatedRunner(ScriptedRunner):
         self._permits = threading.Semaphore(0)
         self._begun = threading.Semaphore(0)
 
-    def run(self, batch: Batch) -> list[int]:
+    def run(self, batch: Batch) -> StepOutput:
         self._begun.release()
         assert self._permits.acquire(timeout=PATIENCE_S), "a step was never let"
         self.during.get(len(self.batches), lambda: None)()

@@ -23,6 +23,9 @@ from slipstream.engine.batch import Batch
 from slipstream.engine.request import FINISH_LENGTH, Request
 from slipstream.errors import InvalidRequest, Unavailable
 
+# Request number i of a scenario has the key i * _MOST_CHOICES; its further choices have the keys after it.
+_MOST_CHOICES = 4
+
 
 @dataclass(frozen=True)
 class Arrival:
@@ -38,6 +41,7 @@ class Arrival:
     salt: str = ""
     priority: int = 0
     tenant: str = ""
+    n: int = 1
     timeout: float = math.inf  # on the scripted clock, which moves a few milliseconds a step
 
 
@@ -51,9 +55,10 @@ class Scenario:
     admission: str
     chunked_prefill: bool
     arrivals: list[Arrival]
-    cancels: list[tuple[int, int]] = field(default_factory=list)  # (step, request)
+    cancels: list[tuple[int, int]] = field(default_factory=list)  # (step, key)
     failing_steps: frozenset[int] = frozenset()
-    not_finite: frozenset[tuple[int, int]] = frozenset()  # (request, output index)
+    not_finite: frozenset[tuple[int, int]] = frozenset()  # (key, output index)
+    most_tokens: int | None = None  # of one step, for which there is memory
     max_queued_requests: int = 100
     max_queued_tokens: int = 10_000
     prefix_cache: bool = True
@@ -81,7 +86,8 @@ class Scenario:
             token_budget=self.seats + self.spare_budget,
             max_model_len=96,
             failing_steps=self.failing_steps,
-            not_finite={((DOOR, request), index) for request, index in self.not_finite},
+            not_finite={((DOOR, key), index) for key, index in self.not_finite},
+            most_tokens=self.most_tokens,
         )
 
 
@@ -105,6 +111,7 @@ arrivals = st.builds(
     salt=st.sampled_from(["", "", "", "salt"]),
     priority=st.integers(-2, 2),
     tenant=st.sampled_from(["", "light", "heavy"]),
+    n=st.sampled_from([1, 1, 1, 2, _MOST_CHOICES]),
 )
 hurried_arrivals = st.builds(replace, arrivals, timeout=st.one_of(st.just(math.inf), st.floats(0.001, 0.2)))
 scenarios = st.builds(
@@ -118,6 +125,7 @@ scenarios = st.builds(
     queue_order=st.sampled_from(["fcfs", "priority", "fair"]),
     look_past=st.integers(0, 3),
     long_prefill_token_threshold=st.sampled_from([0, 1, 7]),
+    most_tokens=st.sampled_from([None, None, 1, 3, 16]),
 )
 troubled_scenarios = st.builds(
     Scenario,
@@ -127,9 +135,9 @@ troubled_scenarios = st.builds(
     admission=st.sampled_from(["optimistic", "no_evict"]),
     chunked_prefill=st.booleans(),
     arrivals=st.lists(hurried_arrivals, min_size=1, max_size=12),
-    cancels=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 11)), max_size=8),
+    cancels=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12 * _MOST_CHOICES - 1)), max_size=12),
     failing_steps=st.frozensets(st.integers(0, 60), max_size=3),
-    not_finite=st.frozensets(st.tuples(st.integers(0, 11), st.integers(0, 20)), max_size=4),
+    not_finite=st.frozensets(st.tuples(st.integers(0, 12 * _MOST_CHOICES - 1), st.integers(0, 20)), max_size=8),
     max_queued_requests=st.integers(1, 12),
     max_queued_tokens=st.integers(1, 200),
     prefix_cache=st.booleans(),
@@ -154,7 +162,8 @@ class ObservedScheduler:
 
     def schedule(self, now: float) -> Batch:
         scheduler = self._scheduler
-        expired = [request for request in (*scheduler.running, *scheduler.waiting) if now > request.deadline]
+        everyone = (*scheduler.running, *scheduler.waiting, *unborn(scheduler))
+        expired = [request for request in everyone if now > request.deadline]
         running = [request for request in scheduler.running if request not in expired]
         waiting = [request for request in scheduler.waiting if request not in expired]
         preemptions = scheduler.num_preemptions
@@ -187,8 +196,8 @@ class ObservedScheduler:
         for request, chunk in chunks.items():
             end = chunk.start + chunk.num_tokens
             assert chunk.start == request.num_computed
-            assert request in running or chunk.start % BLOCK_SIZE == 0
-            assert request in running or self._prefix_cache or chunk.start == 0
+            assert request in running or request.choice or chunk.start % BLOCK_SIZE == 0
+            assert request in running or request.choice or self._prefix_cache or chunk.start == 0
             assert chunk.num_tokens >= 1
             assert not self._longest_chunk or chunk.num_tokens <= self._longest_chunk
             assert chunk.token_ids == request.token_ids[chunk.start : end]
@@ -216,10 +225,17 @@ class ObservedScheduler:
                     "not the least urgent"
                 )
         if order == "fcfs" and not self._scenario.look_past:
-            assert list(self._scheduler.waiting)[: len(victims)] == victims, "the victims are not at the head"
+            # Behind none but further choices of a request that came before them.
+            line = [request for request in self._scheduler.waiting if request in victims or not request.choice]
+            assert line[: len(victims)] == sorted(victims, key=lambda r: r.rank), "the victims are not at the head"
         if not self._scenario.look_past and order != "fair":
             assert admitted == waiting[: len(admitted)], "the queue was jumped"
         assert all(request.num_passed <= self._scenario.look_past for request in (*waiting, *running))
+
+
+def unborn(scheduler: Any) -> list[Request]:
+    """Further choices that wait for their first to have computed the prompt."""
+    return [choice for choices in scheduler._unborn.values() for choice in choices]
 
 
 def play(scenario: Scenario) -> ObservedEngine:
@@ -245,13 +261,16 @@ def play(scenario: Scenario) -> ObservedEngine:
 def submit(observed: ObservedEngine, scenario: Scenario, number: int, arrival: Arrival) -> None:
     """Add one request; it is refused exactly when the contract says so."""
     request = make_request(
-        number,
+        number * _MOST_CHOICES,
         make_prompt(arrival.prompt, number if arrival.family < 0 else 100 + arrival.family),
         arrival.max_tokens,
         stop_length=arrival.stop_length,
         ignore_eos=arrival.ignore_eos,
         stop_token_ids=arrival.stop_token_ids,
         seed=number,
+        n=arrival.n,
+        logprobs=number % 3 or None,
+        prompt_logprobs=1 if number % 4 == 3 else None,
     )
     request.cache_salt = arrival.salt
     request.priority, request.tenant = arrival.priority, arrival.tenant
@@ -260,15 +279,16 @@ def submit(observed: ObservedEngine, scenario: Scenario, number: int, arrival: A
     scheduler: Any = observed.scheduler
     longest = arrival.prompt + arrival.max_tokens
     needed = longest if scenario.admission == "no_evict" else arrival.prompt + 1
-    queued = sum(waiting.num_tokens for waiting in scheduler.waiting)
+    waiting = (*scheduler.waiting, *unborn(scheduler))
+    queued = sum(request.num_tokens for request in waiting)
     never = (
         longest > observed.runner.max_model_len
         or needed > scenario.num_blocks * BLOCK_SIZE
         or (not scenario.chunked_prefill and arrival.prompt > observed.runner.token_budget)
     )
     free_seats = scenario.seats - len(scheduler.running)
-    not_now = len(scheduler.waiting) - free_seats >= scenario.max_queued_requests or (
-        len(scheduler.waiting) > 0 and queued + arrival.prompt > scenario.max_queued_tokens
+    not_now = len(waiting) - free_seats >= scenario.max_queued_requests or (
+        len(waiting) > 0 and queued + arrival.prompt * arrival.n > scenario.max_queued_tokens
     )
     refusal = observed.add(request)
     assert isinstance(refusal, InvalidRequest) == never
@@ -306,7 +326,7 @@ def test_cancels_failed_steps_and_broken_logits_take_nobody_else_with_them(scena
         if reason == "timeout" or (reason == "error" and "deadline" in str(observed.requests[key].error)):
             request = observed.requests[key]
             assert request.finish_time > request.deadline
-            assert (reason == "timeout") == (request.first_scheduled_time is not None)
+            assert (reason == "timeout") == ((request.first or request).first_scheduled_time is not None)
         if reason == "cancelled":
             assert any(number == key[1] for _, number in scenario.cancels)
     for key in hit:

@@ -24,7 +24,7 @@ def test_a_chunk_of_a_prompt_and_a_decode_token_lie_one_after_the_other() -> Non
     assert step.context_start.tolist() == [0, 0, 0, 0, 0]
     assert step.context_end.tolist() == [7, 8, 9, 10, 9]
     assert step.block_tables.tolist() == [[5, 2, 9], [1, 7, 0]]
-    assert step.sampled_rows.tolist() == [4]
+    assert step.logit_rows.tolist() == [4]
     assert step.num_tokens == 5
 
 
@@ -37,7 +37,7 @@ def test_left_padding_takes_slots_but_no_positions() -> None:
     assert step.slots.tolist() == [24, 25, 26, 27, 32, 33, 34, 35]
     assert step.context_start.tolist() == [0, 0, 2, 2, 0, 0, 0, 0]
     assert step.context_end.tolist() == [1, 2, 3, 4, 1, 2, 3, 4]
-    assert step.sampled_rows.tolist() == [3, 7]
+    assert step.logit_rows.tolist() == [3, 7]
 
 
 def test_later_tokens_of_a_padded_row_go_on_behind_it() -> None:

@@ -8,6 +8,7 @@ finds no room gets nothing in that iteration and is called again.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch, Chunk
@@ -28,12 +29,13 @@ class IterativeScheduler(BatchingPolicy):
     def has_work(self) -> bool:
         return bool(self._named)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, further: Sequence[Request] = ()) -> None:
         """Take in a new sequence and name it for the next iteration.
 
         Raises:
             InvalidRequest: its longest total length exceeds the whole pool.
         """
+        assert not further
         self._refuse_what_never_fits(request.max_total_tokens)
         self.waiting.append(request)
         self._named.add(request)

@@ -8,6 +8,7 @@ changes who forms the batch.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch, Chunk
@@ -25,12 +26,13 @@ class LockstepScheduler(BatchingPolicy):
         super().__init__(config, pool)
         self.waiting: deque[Request] = deque()
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, further: Sequence[Request] = ()) -> None:
         """Queue a request for the next group.
 
         Raises:
             InvalidRequest: its longest total length exceeds the whole pool.
         """
+        assert not further
         self._refuse_what_never_fits(request.max_total_tokens)
         self.waiting.append(request)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import time
@@ -41,7 +40,18 @@ _ERRORS = {
 # changes an answer and is theirs not to give.
 _IGNORED_BY_OTHERS = frozenset(["cache_salt"])
 _REFUSED_BY_OTHERS = frozenset(
-    ["stop", "include_stop_str_in_output", "timeout_ms", "messages", "prompt_token_ids", "priority", "tenant"]
+    [
+        "include_stop_str_in_output",
+        "logprobs",
+        "messages",
+        "n",
+        "priority",
+        "prompt_logprobs",
+        "prompt_token_ids",
+        "stop",
+        "tenant",
+        "timeout_ms",
+    ]
 )
 # What the continuous policy takes and has no use for, by its queue order.
 _UNUSED_BY_ORDER = {
@@ -76,7 +86,7 @@ class Door:
             ignored=_UNUSED_BY_ORDER[config.queue_order] if config.policy == "continuous" else _IGNORED_BY_OTHERS,
             refused=frozenset() if config.policy == "continuous" else _REFUSED_BY_OTHERS,
         )
-        self._ids = itertools.count()
+        self._next_id = 0
         pb_utils.Logger.log_info(
             f"{args['model_name']}: engine {info.engine!r} (pid {info.pid}) serves {info.model} on {info.device}, "
             f"{info.max_num_seqs} seats, {info.num_blocks} blocks of {info.block_size} tokens, "
@@ -126,8 +136,9 @@ class Door:
             sampling = msgspec.structs.replace(fields.sampling, bad_sequences=fields.sampling.bad_sequences + spellings)
             fields = dataclasses.replace(fields, sampling=sampling)
         arrival_time = time.monotonic()
+        id_, self._next_id = self._next_id, self._next_id + fields.sampling.n  # one for each choice
         new = NewRequest(
-            next(self._ids),
+            id_,
             prompt_ids,
             fields.sampling,
             arrival_time,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.engine.request import SamplingParams
+from slipstream.engine.request import MOST_LOGPROBS, SamplingParams
 from slipstream.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 256
@@ -21,21 +21,16 @@ _LONGEST_NAME = 40
 _MOST_STRINGS = 64
 _MOST_PRIORITY = 1000
 _LONGEST_STRING = 1024
+_MOST_CHOICES = 128
 _MOST_TOKEN_IDS = 1024  # of one list: they are looked at in every step
 
 # Known to users of other servers, and part of this contract, but not computed by this version.
 _NOT_SUPPORTED = frozenset(
     [
         "best_of",
-        "cumulative_logprob",
         "echo",
         "guided_decoding",
-        "logprobs",
         "lora_name",
-        "n",
-        "prompt_logprobs",
-        "return_cumulative_logprob",
-        "return_logprobs",
         "structured_outputs",
         "truncate_prompt_tokens",
     ]
@@ -281,6 +276,9 @@ _READERS: dict[str, Callable[[str, Any, Limits], Any]] = {
     "include_stop_str_in_output": lambda name, value, limits: _flag(name, value),
     "skip_special_tokens": lambda name, value, limits: _flag(name, value),
     "stop_token_ids": _token_ids,
+    "n": lambda name, value, limits: _whole(name, value, 1, _MOST_CHOICES),
+    "logprobs": lambda name, value, limits: _whole(name, value, 0, MOST_LOGPROBS),
+    "prompt_logprobs": lambda name, value, limits: _whole(name, value, 0, MOST_LOGPROBS),
     "stop_length": lambda name, value, limits: _whole(name, value, 1, limits.max_model_len),
     "timeout_ms": lambda name, value, limits: _real(name, value, 1.0, math.inf),
     "cache_salt": lambda name, value, limits: _name(name, value),

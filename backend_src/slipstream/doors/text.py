@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from slipstream.errors import InvalidRequest, ModelNotFound
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_WORD_MARK = "\u2581"  # sentencepiece's
 # No tokenizer of the supported families needs more bytes of ordinary text for one token.
 _MOST_BYTES_PER_TOKEN = 32
 
@@ -24,8 +25,12 @@ class TextCodec:
         self._tokenizer = Tokenizer.from_file(str(path))
         self._max_bytes = max_model_len * _MOST_BYTES_PER_TOKEN
         bytes_by_name = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
-        self._byte_ids = {token_id for token_id in bytes_by_name if token_id is not None}
+        self._byte_of = {token_id: byte for byte, token_id in enumerate(bytes_by_name) if token_id is not None}
         added = self._tokenizer.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        # Byte-level tokenizers write each byte as one character; the others mark a word's beginning.
+        is_byte_level = "ByteLevel" in str(self._tokenizer.decoder)
+        self._byte_of_character = _bytes_by_character() if is_byte_level else {}
         self._special_ids = {token_id for token_id, token in added.items() if token.special}
 
     def encode(self, text: bytes, field: str, add_special_tokens: bool = True) -> list[int]:
@@ -58,8 +63,29 @@ class TextCodec:
         """Whether the text ends with byte-fallback tokens, of which a run is read as a whole: UTF-8 or none of it."""
         for token_id in reversed(token_ids):
             if token_id not in self._special_ids:
-                return token_id in self._byte_ids
+                return token_id in self._byte_of
         return False
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, be they whole characters or not; a special token's are its name.
+
+        Those of an answer's tokens join to its text, except that some tokenizers drop a space at its beginning.
+        """
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        if token_id in self._byte_of:
+            return bytes([self._byte_of[token_id]])
+        piece = self._tokenizer.id_to_token(token_id) or ""  # none where the model has more rows than its tokenizer
+        if self._byte_of_character:
+            return bytes(self._byte_of_character[character] for character in piece)
+        return piece.replace(_WORD_MARK, " ").encode()
+
+
+def _bytes_by_character() -> dict[str, int]:
+    """How byte-level BPE writes bytes (GPT-2): printable ones as themselves, the others from U+0100 on in order."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 class Detokenizer:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 from slipstream.batchers.iterative import IterativeScheduler
 from slipstream.batchers.lockstep import LockstepScheduler
 from slipstream.config import EngineConfig
-from slipstream.engine.batch import Batch
+from slipstream.engine.batch import Batch, StepOutput
 from slipstream.engine.block_pool import BlockPool
 from slipstream.engine.messages import EngineStats
 from slipstream.engine.policy import BatchingPolicy
 from slipstream.engine.records import StepRecord, StepRecords
 from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, INTERNAL, Request
 from slipstream.engine.scheduler import ContinuousScheduler
-from slipstream.errors import InvalidRequest
+from slipstream.errors import InvalidRequest, OutOfMemory
 from slipstream.models.runner import Runner
 
 log = logging.getLogger(__name__)
@@ -45,14 +45,16 @@ class Engine:
         return self.scheduler.has_work
 
     def add(self, request: Request) -> None:
-        """Take in a request.
+        """Take in a request, with all its choices: the further ones of n > 1 have the keys after its own.
 
         Raises:
             InvalidRequest: it can never be computed.
             Unavailable: the queue is full.
         """
-        if request.key in self.requests:
-            raise InvalidRequest(f"request {request.key[1]} is still running")
+        choices = [request, *(request.fork(choice) for choice in range(1, request.sampling.n))]
+        for choice in choices:
+            if choice.key in self.requests:
+                raise InvalidRequest(f"request {choice.key[1]} is still running")
         if request.num_tokens == 0:
             raise InvalidRequest("the prompt has no tokens")
         if request.max_total_tokens > self.runner.max_model_len:
@@ -60,10 +62,11 @@ class Engine:
                 f"the prompt has {request.num_prompt_tokens} tokens and max_tokens is {request.sampling.max_tokens}; "
                 f"together at most {self.runner.max_model_len} are allowed"
             )
-        request.know_end_of_sequence(self.runner.eos_token_ids)
-        self.scheduler.add(request)
-        self.requests[request.key] = request
-        self._stats.prompt_tokens += request.num_prompt_tokens
+        for choice in choices:
+            choice.know_end_of_sequence(self.runner.eos_token_ids)
+        self.scheduler.add(request, choices[1:])
+        self.requests.update((choice.key, choice) for choice in choices)
+        self._stats.prompt_tokens += request.num_prompt_tokens  # all choices have one prompt
 
     def abort(
         self,
@@ -91,7 +94,7 @@ class Engine:
         batch = scheduler.schedule(start)
         record = self._open_record(batch, start)
         try:
-            token_ids = self.runner.run(batch) if batch.chunks else []
+            output = self._compute(batch)
         except Exception as error:
             log.exception("a step failed; its requests are ended")
             keys = [chunk.request.key for chunk in batch.chunks if not chunk.request.finished]
@@ -100,9 +103,10 @@ class Engine:
         computed = self._clock()
         record.sampled_rows = sum(
             token_id >= 0 and not chunk.request.finished
-            for chunk, token_id in zip(batch.sampled, token_ids, strict=True)
+            for chunk, token_id in zip(batch.sampled, output.token_ids, strict=True)
         )
-        changed = scheduler.update(batch, token_ids, computed)
+        _keep_logprobs(output)
+        changed = scheduler.update(batch, output.token_ids, computed)
         for request in changed:
             if request.finished:
                 self._forget(request)
@@ -129,6 +133,23 @@ class Engine:
         stats.finished = dict(self.num_finished)
         self._blocks_peak = 0
         return stats
+
+    def _compute(self, batch: Batch) -> StepOutput:
+        if batch.copies:
+            self.runner.copy_blocks(batch.copies)
+        return self._run(batch) if batch.chunks else StepOutput()
+
+    def _run(self, batch: Batch) -> StepOutput:
+        """Run a batch; where memory is short in two halves, and those again, and from then on with smaller steps."""
+        try:
+            return self.runner.run(batch)
+        except OutOfMemory as error:
+            if batch.num_tokens == 1:
+                raise
+            log.warning("no memory for a step of %d tokens, trying half of it: %s", batch.num_tokens, error)
+        self.scheduler.shrink_budget(batch.num_tokens // 2)
+        first, rest = batch.split()
+        return self._run(first) + self._run(rest)
 
     def _end_what_is_stuck(self, progress: bool) -> list[Request]:
         """The watchdog: a scheduler that makes no progress loses the request that it is stuck at, and goes on."""
@@ -196,6 +217,15 @@ class Engine:
             stats.kv_waste_steps += 1 - record.kv_tokens_held / reserved
         self._blocks_peak = max(self._blocks_peak, record.kv_blocks_used)
         self.records.append(record)
+
+
+def _keep_logprobs(output: StepOutput) -> None:
+    for chunk, scores in output.prompt_logprobs:
+        # What a preempted request has computed before is computed again.
+        chunk.request.prompt_logprobs[chunk.start : chunk.start + len(scores)] = scores
+    for request, scored in output.logprobs:
+        if not request.finished:
+            request.logprobs.append(scored)
 
 
 def _make_scheduler(config: EngineConfig, runner: Runner) -> BatchingPolicy:

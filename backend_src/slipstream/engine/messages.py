@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from slipstream.engine.request import FINISH_CANCELLED, Request, SamplingParams, Waited
+from slipstream.engine.request import FINISH_CANCELLED, Request, SamplingParams, TokenLogprobs, Waited
 
 
 class NewRequest(msgspec.Struct):
-    """One request. `id` is the door's own; `arrival_time` is its monotonic clock, which is the machine's."""
+    """One request. `id` is the door's own, and so are the next ones of further choices (n > 1), which are answered like
+    requests of their own; `arrival_time` is its monotonic clock, which is the machine's."""
 
     id: int
     prompt_ids: list[int]
@@ -70,12 +71,16 @@ class RequestStats(msgspec.Struct):
         )
 
 
-class Output(msgspec.Struct):
-    """New tokens of one request; `finish_reason` and `stats` come with the last, `error` and `error_kind` with a
-    failure."""
+class Output(msgspec.Struct, omit_defaults=True):
+    """New tokens of one request, with `logprobs` for each where wanted; those of the prompt come with the first.
+
+    `finish_reason` and `stats` come with the last, `error` and `error_kind` with a failure.
+    """
 
     id: int
     token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
     finish_reason: str | None = None
     error: str | None = None
     error_kind: str | None = None
@@ -84,11 +89,13 @@ class Output(msgspec.Struct):
     @classmethod
     def news_of(cls, request: Request) -> Output:
         """What has not been reported of a request yet; reported herewith."""
-        output = request.output_ids
-        new, request.num_reported = output[request.num_reported :], len(output)
+        output, reported = request.output_ids, request.num_reported
+        request.num_reported = len(output)
         return cls(
             id=request.key[1],
-            token_ids=new,
+            token_ids=output[reported:],
+            logprobs=request.logprobs[reported:],
+            prompt_logprobs=[] if reported else request.prompt_logprobs,
             finish_reason=request.finish_reason,
             error=request.error,
             error_kind=request.error_kind if request.error is not None else None,

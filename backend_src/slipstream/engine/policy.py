@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch
@@ -49,8 +49,8 @@ class BatchingPolicy(ABC):
         return held - self.pool.num_shares * self.pool.block_size  # what is shared is full
 
     @abstractmethod
-    def add(self, request: Request) -> None:
-        """Take in a request.
+    def add(self, request: Request, further: Sequence[Request] = ()) -> None:
+        """Take in a request, and the further choices of its prompt, which only the continuous policy has.
 
         Raises:
             InvalidRequest: it can never be computed.
@@ -68,6 +68,9 @@ class BatchingPolicy(ABC):
     @abstractmethod
     def update(self, batch: Batch, token_ids: list[int], now: float) -> list[Request]:
         """Take in one id for each sampled chunk; returns the requests of which there is news."""
+
+    def shrink_budget(self, num_tokens: int) -> None:  # noqa: B027  most policies have none
+        """Schedule no more than about so many tokens in a step from now on: the device has no memory for more."""
 
     def check(self) -> None:
         """Assert the invariants that hold between steps."""

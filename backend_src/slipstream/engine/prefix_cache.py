@@ -56,6 +56,8 @@ class PrefixCache:
         request.num_computed = len(blocks) * self._pool.block_size
         request.num_offered_blocks = len(blocks)
         request.cache_link = self._links[blocks[-1]] if blocks else request.cache_salt
+        if request.choice:
+            return  # it takes what its first has, and that one is counted
         if request.num_preemptions:
             self.readmission_queried_tokens += request.num_tokens
             self.readmission_hit_tokens += request.num_computed

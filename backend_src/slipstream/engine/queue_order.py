@@ -53,13 +53,14 @@ class QueueOrder(ABC):
         """Whom to preempt; `running` is in order of admission. The oldest of the most urgent comes last."""
         return running[-1]
 
-    def _place(self, request: Request) -> tuple[float, int]:
+    def _place(self, request: Request) -> tuple[float, ...]:
         """A new request's rank, by which those that wait in one line are sorted."""
         return (0.0, next(self._numbers))
 
     def _line_up(self, line: list[Request], request: Request) -> None:
         if request.rank is None:
-            request.rank = self._place(request)
+            first = request.first  # further choices of a prompt stand right behind it
+            request.rank = self._place(request) if first is None else (*(first.rank or ()), request.choice)
         insort(line, request, key=_BY_RANK)
 
     def _take_out(self, line: list[Request], request: Request) -> None:
@@ -107,7 +108,7 @@ class Priority(Fcfs):
         """The least urgent; of several the newest."""
         return max(reversed(running), key=lambda request: request.priority)
 
-    def _place(self, request: Request) -> tuple[float, int]:
+    def _place(self, request: Request) -> tuple[float, ...]:
         return (request.arrival_time + request.priority * self._aging_seconds, next(self._numbers))
 
 

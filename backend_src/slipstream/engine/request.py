@@ -22,10 +22,14 @@ INTERNAL = "internal"
 # In the place of a token id, where none could be chosen.
 NOT_FINITE = -1
 NOTHING_ALLOWED = -2
+SAMPLING_FAILED = -3
 SAMPLING_ERRORS = {
     NOT_FINITE: "the model's logits were not finite",
     NOTHING_ALLOWED: "the request's parameters allow no token at all",
+    SAMPLING_FAILED: "no token could be chosen with the request's parameters (see the engine's log)",
 }
+
+MOST_LOGPROBS = 20  # of the likeliest tokens beside one; vLLM's and OpenAI's limit
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
@@ -33,7 +37,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
     `bad_sequences` are token sequences that the answer must not contain. `stop_length` ends the sequence at that many
     output tokens exactly as an end-of-sequence token would, also with `ignore_eos`; only the stop check after sampling
-    reads it, never a scheduler.
+    reads it, never a scheduler. `n` answers are sampled, which differ by their choice index. `logprobs` and
+    `prompt_logprobs` are how many of the likeliest tokens are reported beside each token; None reports nothing.
     """
 
     max_tokens: int
@@ -52,6 +57,9 @@ class SamplingParams(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     stop_length: int = 0
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def penalises(self) -> bool:
@@ -68,6 +76,18 @@ class SamplingParams(msgspec.Struct, frozen=True):
     def greedy(self) -> bool:
         """A temperature below 1e-5 is greedy: the softmax of any two different fp32 logits is one-hot there."""
         return self.temperature < 1e-5
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """How likely a token was, by the model's own distribution: before temperature, penalties, and what is cut off.
+
+    `ids` are the token itself and then the likeliest ones, it perhaps among them; `values` are their natural logarithms
+    of probability, both [1 + wanted]. `rank` is the token's own, 1 for the likeliest.
+    """
+
+    ids: list[int]
+    values: list[float]
+    rank: int
 
 
 Lacking = Literal["seats", "blocks", "budget", "priority"]
@@ -101,6 +121,10 @@ class Request:
         cache_link, num_offered_blocks: how far the prefix cache knows its blocks (see `PrefixCache`).
         stream: whether each step's tokens are reported, or all at the end.
         num_reported: output tokens that were reported.
+        choice: its index among the answers to one prompt (n > 1).
+        first: the choice of index 0, for the others; its prompt is theirs.
+        logprobs: one for each output token, where wanted.
+        prompt_logprobs: one for each prompt token after the first, where wanted.
         padding: left padding before the first token, in cache slots (lock-step batches only).
         block_table: the blocks that hold them, append-only while it runs.
         end_token_ids: tokens that end it: those it names, and the model's own unless it ignores them.
@@ -113,6 +137,7 @@ class Request:
         "block_table",
         "cache_link",
         "cache_salt",
+        "choice",
         "deadline",
         "edits_logits",
         "end_token_ids",
@@ -120,9 +145,11 @@ class Request:
         "error_kind",
         "finish_reason",
         "finish_time",
+        "first",
         "first_scheduled_time",
         "first_token_time",
         "key",
+        "logprobs",
         "num_cached",
         "num_computed",
         "num_offered_blocks",
@@ -132,6 +159,7 @@ class Request:
         "num_reported",
         "padding",
         "priority",
+        "prompt_logprobs",
         "rank",
         "sampling",
         "stream",
@@ -155,6 +183,10 @@ class Request:
         self.key = key
         self.stream = stream
         self.num_reported = 0
+        self.choice = 0
+        self.first: Request | None = None
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.token_ids = list(prompt_ids)
         self.num_prompt_tokens = len(prompt_ids)
         self.sampling = sampling
@@ -164,7 +196,7 @@ class Request:
         self.deadline = deadline
         self.priority = priority
         self.tenant = tenant
-        self.rank: tuple[float, int] | None = None
+        self.rank: tuple[float, ...] | None = None
         self.num_passed = 0
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
@@ -202,6 +234,28 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of its prompt are still to come, for which all of its rows are computed."""
+        return self.sampling.prompt_logprobs is not None and self.choice == 0 and not self.num_output_tokens
+
+    def fork(self, choice: int) -> Request:
+        """Another answer to the same prompt, `choice` >= 1; its key is that many after this one's."""
+        door, number = self.key
+        other = Request(
+            (door, number + choice),
+            self.token_ids[: self.num_prompt_tokens],
+            self.sampling,
+            self.arrival_time,
+            self.stream,
+            self.cache_salt,
+            self.deadline,
+            self.priority,
+            self.tenant,
+        )
+        other.choice, other.first = choice, self
+        return other
 
     def know_end_of_sequence(self, eos_token_ids: frozenset[int]) -> None:
         """Learn which tokens end a sequence of this model."""

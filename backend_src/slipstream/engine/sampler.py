@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import torch
 
 from slipstream.engine.logits import edit_logits
 from slipstream.engine.noise import uniform
-from slipstream.engine.request import NOT_FINITE, NOTHING_ALLOWED, Request
+from slipstream.engine.request import NOT_FINITE, NOTHING_ALLOWED, SAMPLING_FAILED, Request
+
+log = logging.getLogger(__name__)
+
+
+def sample_each(logits: torch.Tensor, requests: list[Request]) -> list[int]:
+    """As `sample`; a request with which that fails gets `SAMPLING_FAILED`, and the others their tokens."""
+    try:
+        return sample(logits, requests)
+    except Exception as error:
+        if len(requests) > 1:
+            return [sample_each(logits[row : row + 1], [request])[0] for row, request in enumerate(requests)]
+        log.exception("no token could be chosen for request %s: %s", requests[0].key[1], error)
+        return [SAMPLING_FAILED]
 
 
 def sample(logits: torch.Tensor, requests: list[Request]) -> list[int]:
@@ -16,8 +31,8 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> list[int]:
     First each request edits its logits (`edit_logits`). Greedy rows then take the highest one, the lowest id among
     equals. The others are drawn by inverse transform from softmax(logits / temperature), cut to top_k, then to the
     smallest set that holds top_p, then to what has at least min_p of the highest probability (the order of
-    transformers' `generate`); the number drawn depends on the request's seed and its output index alone. A row whose
-    logits are not finite gives `NOT_FINITE`, one with nothing left to choose from `NOTHING_ALLOWED`.
+    transformers' `generate`); the number drawn depends on the request's seed, choice index and output index alone. A
+    row whose logits are not finite gives `NOT_FINITE`, one with nothing left to choose from `NOTHING_ALLOWED`.
     """
     highest, token_ids = logits.max(dim=-1)
     finite = torch.isfinite(highest)
@@ -50,7 +65,7 @@ def _draw(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     min_p = column([s.min_p for s in sampling], torch.float64)
     numbers = uniform(
         np.array([s.seed for s in sampling], np.uint64),
-        np.zeros(len(sampling), np.uint64),
+        np.array([request.choice for request in requests], np.uint64),
         np.array([request.num_output_tokens for request in requests], np.uint64),
     )
 

@@ -7,6 +7,8 @@ next in the queue, and who has to make room, is the business of `queue_order`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from slipstream.config import EngineConfig
@@ -29,8 +31,27 @@ from slipstream.engine.request import (
 from slipstream.errors import InvalidRequest, Unavailable
 
 
+@dataclass(slots=True)
+class Beginning:
+    """What lies in the cache already of a request that is not computed at all.
+
+    `blocks` are full: first those that the prefix cache has `found`, then the ones of its first choice. The rest of the
+    `num_tokens`, part of a block, is to be copied from block `tail`.
+    """
+
+    blocks: list[int] = field(default_factory=list)
+    num_found: int = 0
+    num_tokens: int = 0
+    tail: int | None = None
+
+
 class ContinuousScheduler(BatchingPolicy):
-    """Iteration-level scheduling over a paged KV pool."""
+    """Iteration-level scheduling over a paged KV pool.
+
+    The further choices of a request (n > 1) stay out of the queue until the first has computed the prompt. From then on
+    each is a request like any other, except that it starts with the first one's blocks of the prompt: full ones are
+    shared, the one that it writes to is a copy. Where the first has gone, it computes the prompt itself.
+    """
 
     def __init__(self, config: EngineConfig, pool: BlockPool, token_budget: int) -> None:
         # `running` is in order of admission.
@@ -49,8 +70,14 @@ class ContinuousScheduler(BatchingPolicy):
         self._max_queued_tokens = config.max_queued_tokens
         self._queued_tokens = 0
         self._expired: list[Request] = []  # past their deadline, and not reported yet
+        self._unborn: dict[Request, list[Request]] = {}  # by their first choice
 
-    def add(self, request: Request) -> None:
+    @property
+    def num_waiting(self) -> int:
+        """See BatchingPolicy.num_waiting."""
+        return len(self.waiting) + sum(map(len, self._unborn.values()))
+
+    def add(self, request: Request, further: Sequence[Request] = ()) -> None:
         """Queue a request.
 
         Raises:
@@ -65,16 +92,24 @@ class ContinuousScheduler(BatchingPolicy):
                 f"max_num_batched_tokens = {self._token_budget} are computed in one step"
             )
         # As many as there are free seats are only passing through.
-        queued = len(self.waiting) - (self._max_num_seqs - len(self.running))
+        queued = self.num_waiting - (self._max_num_seqs - len(self.running))
         if queued >= self._max_queued_requests:
             raise Unavailable(f"the queue is full: {queued} requests wait, max_queued_requests allows no more")
-        if self.waiting and self._queued_tokens + request.num_tokens > self._max_queued_tokens:
+        num_tokens = request.num_tokens * (1 + len(further))
+        if self.num_waiting and self._queued_tokens + num_tokens > self._max_queued_tokens:
             raise Unavailable(
-                f"the queue is full: {self._queued_tokens} tokens wait, {request.num_tokens} more would exceed "
+                f"the queue is full: {self._queued_tokens} tokens wait, {num_tokens} more would exceed "
                 f"max_queued_tokens = {self._max_queued_tokens}"
             )
-        self._queued_tokens += request.num_tokens
+        self._queued_tokens += num_tokens
         self.waiting.push(request)
+        if further:
+            self._unborn[request] = list(further)
+
+    def shrink_budget(self, num_tokens: int) -> None:
+        """See BatchingPolicy.shrink_budget; each sequence keeps its one token, and whole prompts stay whole."""
+        if self._chunked_prefill:
+            self._token_budget = min(self._token_budget, max(num_tokens, self._max_num_seqs))
 
     @property
     def stuck(self) -> Request | None:
@@ -118,6 +153,8 @@ class ContinuousScheduler(BatchingPolicy):
         """Take in one id for each sampled chunk; returns the requests that got a token or ended."""
         for chunk in batch.chunks:
             chunk.request.num_computed += chunk.num_tokens
+            if chunk.request in self._unborn and chunk.request.num_computed >= chunk.request.num_prompt_tokens:
+                self._bear_choices_of(chunk.request)
         changed = [chunk.request for chunk in batch.sampled]
         for request, token_id in zip(changed, token_ids, strict=True):
             request.append(token_id, now)
@@ -141,16 +178,19 @@ class ContinuousScheduler(BatchingPolicy):
         for request in self.running:
             assert len(request.block_table) >= self.pool.blocks_for(request.num_computed)
             assert request.num_computed < request.num_tokens
-        for request in self.waiting:
+        unborn = list(chain.from_iterable(self._unborn.values()))
+        for request in (*self.waiting, *unborn):
             assert not request.block_table
             assert request.num_computed == 0
-        assert self._queued_tokens == sum(request.num_tokens for request in self.waiting)
+        assert self._queued_tokens == sum(request.num_tokens for request in (*self.waiting, *unborn))
+        assert all(first in self.running or first in self.waiting for first in self._unborn)
         assert len(self.running) <= self._max_num_seqs
 
     def _expire(self, now: float) -> None:
         """End what is past its deadline: with the tokens so far, or where it has never run with an error."""
-        for request in [request for request in (*self.running, *self.waiting) if now > request.deadline]:
-            if request.first_scheduled_time is not None:
+        everyone = chain(self.running, self.waiting, *self._unborn.values())
+        for request in [request for request in everyone if now > request.deadline]:
+            if (request.first or request).first_scheduled_time is not None:
                 request.finish(FINISH_TIMEOUT, now)
             else:
                 waited_s, allowed_s = now - request.arrival_time, request.deadline - request.arrival_time
@@ -165,8 +205,16 @@ class ContinuousScheduler(BatchingPolicy):
             self._release(request)
             self.running.remove(request)
         else:
-            self.waiting.remove(request)
+            unborn = self._unborn.get(request.first, []) if request.first is not None else []
+            (unborn if request in unborn else self.waiting).remove(request)
             self._queued_tokens -= request.num_tokens
+        if request in self._unborn:
+            self._bear_choices_of(request)
+
+    def _bear_choices_of(self, first: Request) -> None:
+        """Let the further choices of a request go their own ways."""
+        for choice in self._unborn.pop(first):
+            self.waiting.push(choice)
 
     def _admit(self, chunks: dict[Request, Chunk], now: float) -> None:
         displaced: list[Request] = []  # in this step: to come back in it they need not have gone
@@ -185,17 +233,31 @@ class ContinuousScheduler(BatchingPolicy):
         """Admit a waiting request, or say what it lacks."""
         if len(self.running) == self._max_num_seqs:
             return "seats"
-        cached = self.cache.find(request) if self.cache is not None else []
-        count = self._chunk_length(request, len(cached) * self.pool.block_size, self._budget_left(chunks))
+        beginning = self._beginning_of(request)
+        count = self._chunk_length(request, beginning.num_tokens, self._budget_left(chunks))
         if not count:
             return "budget"
-        if not self._admission.admits(request, self.running, cached):
+        if not self._admission.admits(request, self.running, beginning.blocks):
             return "blocks"
         self.waiting.remove(request)
         self._queued_tokens -= request.num_tokens
-        self._start(request, cached, count, now)
+        self._start(request, beginning, count, now)
         chunks[request] = self._chunk(request, count)
+        if beginning.tail is not None:
+            chunks[request].copy = (beginning.tail, request.block_table[len(beginning.blocks)])
         return None
+
+    def _beginning_of(self, request: Request) -> Beginning:
+        size = self.pool.block_size
+        found = self.cache.find(request) if self.cache is not None and not request.scores_prompt else []
+        first = request.first
+        # Of the prompt's last token the logits are needed, where no answer has begun.
+        shared = min(request.num_prompt_tokens, request.num_tokens - 1)
+        if first is None or not first.block_table or first.num_computed < shared or shared <= len(found) * size:
+            return Beginning(found, len(found), len(found) * size)
+        full = shared // size
+        tail = first.block_table[full] if shared % size else None
+        return Beginning(found + first.block_table[len(found) : full], len(found), shared, tail)
 
     def _make_room(self, request: Request, chunks: dict[Request, Chunk]) -> Request | None:
         """Preempt one running sequence that has to give way to a waiting one; None if there is none."""
@@ -226,13 +288,17 @@ class ContinuousScheduler(BatchingPolicy):
     def _budget_left(self, chunks: dict[Request, Chunk]) -> int:
         return self._token_budget - sum(chunk.num_tokens for chunk in chunks.values())
 
-    def _start(self, request: Request, cached: list[int], count: int, now: float) -> None:
-        """Give a request a seat, its cached blocks, and those for its first `count` tokens after them."""
+    def _start(self, request: Request, beginning: Beginning, count: int, now: float) -> None:
+        """Give a request a seat, the blocks of its beginning, and those for `count` tokens after it."""
         self.running.append(request)
         if request.first_scheduled_time is None:
             request.first_scheduled_time = now
         if self.cache is not None:
-            self.cache.admit(request, cached)
+            self.cache.admit(request, beginning.blocks[: beginning.num_found])
+        of_first = beginning.blocks[beginning.num_found :]
+        self.pool.share(of_first)
+        request.block_table.extend(of_first)
+        request.num_computed = beginning.num_tokens
         blocks = self.pool.blocks_for(request.num_computed + count) - len(request.block_table)
         request.block_table.extend(self.pool.allocate(blocks))
 

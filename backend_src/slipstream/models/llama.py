@@ -26,6 +26,7 @@ class Kernels(Protocol):
 
     def kv_bytes_per_token(self) -> int: ...
     def allocate_cache(self, num_blocks: int) -> Any: ...
+    def copy_blocks(self, cache: Any, sources: list[int], targets: list[int]) -> None: ...
     def prepare(self, step: StepInput) -> Any: ...
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, num_tokens: int) -> torch.Tensor: ...
     def add_rms_norm(
@@ -80,6 +81,12 @@ class LlamaModel:
         for layer in self.layers:
             layer.cache = self._kernels.allocate_cache(num_blocks)
 
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """Copy what lies in blocks of the cache to other blocks, as (from, to)."""
+        sources, targets = zip(*copies, strict=True)
+        for layer in self.layers:
+            self._kernels.copy_blocks(layer.cache, list(sources), list(targets))
+
     def linears(self) -> list[tuple[Linear, int]]:
         """Every matmul of a step in order, each with its number of input features."""
         config = self.config
@@ -95,7 +102,7 @@ class LlamaModel:
         return [*matmuls, (self.lm_head, config.hidden_size)]
 
     def forward(self, step: StepInput) -> torch.Tensor:
-        """Put a batch's tokens through the model and return the logits of the sampled rows, [num_sampled, vocab]."""
+        """Put a batch's tokens through the model and return the logits of its `logit_rows`, [num_rows, vocab]."""
         kernels, config = self._kernels, self.config
         num_tokens, epsilon = step.num_tokens, config.rms_norm_eps
         # A lock-step row that has ended is computed on, in the end past the context; its results serve nobody.
@@ -130,15 +137,15 @@ class LlamaModel:
         return residual
 
     def _logits(self, residual: torch.Tensor, delta: torch.Tensor, step: StepInput) -> torch.Tensor:
-        """The final norm and the LM head, for the sampled rows alone."""
-        num_sampled = len(step.sampled_rows)
-        rows = torch.zeros(pad_rows(num_sampled, self._storage), dtype=torch.long)
-        rows[:num_sampled] = torch.from_numpy(step.sampled_rows)
+        """The final norm and the LM head, for the rows alone whose logits are asked for."""
+        num_rows = len(step.logit_rows)
+        rows = torch.zeros(pad_rows(num_rows, self._storage), dtype=torch.long)
+        rows[:num_rows] = torch.from_numpy(step.logit_rows)
         rows = rows.to(residual.device)
         x = self._kernels.add_rms_norm(
             delta[rows], residual[rows], self._final_norm, self.config.rms_norm_eps, len(rows)
         )
-        return self.lm_head(x)[:num_sampled]
+        return self.lm_head(x)[:num_rows]
 
     def _load_layer(self, checkpoint: Checkpoint, index: int, dtype: torch.dtype) -> Layer:
         prefix = f"model.layers.{index}"

@@ -9,10 +9,11 @@ from typing import Protocol
 import torch
 
 from slipstream.config import EngineConfig
-from slipstream.engine.batch import Batch, Chunk
+from slipstream.engine.batch import Batch, Chunk, StepOutput
+from slipstream.engine.logprobs import score
 from slipstream.engine.request import Request, SamplingParams
-from slipstream.engine.sampler import sample
-from slipstream.errors import ConfigError
+from slipstream.engine.sampler import sample_each
+from slipstream.errors import ConfigError, OutOfMemory
 from slipstream.models.linear import DEFAULT_WEIGHTS, compute_dtype, is_batch_invariant
 from slipstream.models.llama import Kernels, LlamaModel
 from slipstream.models.step_input import StepInput
@@ -32,8 +33,16 @@ class Runner(Protocol):
     batch_invariant: bool
     device_name: str
 
-    def run(self, batch: Batch) -> list[int]:
-        """Compute a batch and return one token id for each sampled chunk (or a key of SAMPLING_ERRORS)."""
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """Copy what lies in blocks of the cache to other blocks, as (from, to); no block is in two of them as `to`."""
+        ...
+
+    def run(self, batch: Batch) -> StepOutput:
+        """Compute a batch. Running it again, or what of it has been split off, gives the same.
+
+        Raises:
+            OutOfMemory: the device has not enough for the whole of it.
+        """
         ...
 
 
@@ -86,15 +95,65 @@ class ModelRunner:
             request.block_table = list(range(blocks))
             self.run(Batch([Chunk(request, request.token_ids[: blocks * self._block_size], 0, sample=True)]))
 
-    def run(self, batch: Batch) -> list[int]:
-        """See Runner.run."""
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """See Runner.copy_blocks."""
         with torch.inference_mode():
-            logits = self.logits(batch)
-            return sample(logits, [chunk.request for chunk in batch.sampled])
+            self.model.copy_blocks(copies)
+
+    def run(self, batch: Batch) -> StepOutput:
+        """See Runner.run."""
+        try:
+            with torch.inference_mode():
+                return self._run(batch)
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+            if self.device_name == "cuda":
+                torch.cuda.empty_cache()
+            raise OutOfMemory(f"{type(error).__name__}: {error}") from error
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        """The logits of the sampled chunks' last rows, [num_sampled, vocab]."""
+        """The logits of the sampled chunks' last rows, and then of the rows that score a prompt: [num_rows, vocab]."""
         return self.model.forward(StepInput.from_batch(batch, self._block_size))
+
+    def _run(self, batch: Batch) -> StepOutput:
+        logits = self.logits(batch)
+        requests = [chunk.request for chunk in batch.sampled]
+        output = StepOutput(sample_each(logits[: len(requests)], requests))
+        _score_tokens(logits, requests, output)
+        _score_prompts(logits[len(requests) :], batch, output)
+        return output
+
+
+def _score_tokens(logits: torch.Tensor, requests: list[Request], output: StepOutput) -> None:
+    """Log-probabilities of the tokens that were chosen, for those who want them."""
+    wanted = {
+        row: request.sampling.logprobs
+        for row, request in enumerate(requests)
+        if request.sampling.logprobs is not None and output.token_ids[row] >= 0
+    }
+    if wanted:
+        rows = list(wanted)
+        scored = score(logits[rows], [output.token_ids[row] for row in rows], list(wanted.values()))
+        output.logprobs = [(requests[row], scores) for row, scores in zip(rows, scored, strict=True)]
+
+
+def _score_prompts(logits: torch.Tensor, batch: Batch, output: StepOutput) -> None:
+    """Log-probabilities of prompt tokens, from the rows before them."""
+    start = 0
+    for chunk in batch.chunks:
+        ids = chunk.scored_ids
+        if ids:
+            wanted = chunk.request.sampling.prompt_logprobs
+            assert wanted is not None
+            scored = score(logits[start : start + len(ids)], ids, [wanted] * len(ids))
+            output.prompt_logprobs.append((chunk, scored))
+            start += len(ids)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch has a class of its own for CUDA; its CPU allocator raises a RuntimeError that says so."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _choose_device(device: str) -> str:

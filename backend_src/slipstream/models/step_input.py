@@ -25,7 +25,7 @@ class StepInput:
     context_start: np.ndarray  # [num_tokens] int32
     context_end: np.ndarray  # [num_tokens] int32
     block_tables: np.ndarray  # [num_sequences, most blocks of a sequence] int32
-    sampled_rows: np.ndarray  # [num_sampled] int64, the last row of each sampled chunk
+    logit_rows: np.ndarray  # [num_rows] int64, the last row of each sampled chunk, then those that score a prompt
 
     @property
     def num_tokens(self) -> int:
@@ -49,6 +49,10 @@ class StepInput:
         cached = (np.arange(num_tokens) - np.repeat(ends - counts - starts, counts)).astype(np.int32)
         padding = paddings[sequences]
         is_padding = cached < padding
+        firsts = (ends - counts).tolist()
+        scored = [
+            np.arange(first, first + len(c.scored_ids)) for first, c in zip(firsts, chunks, strict=True) if c.scored_ids
+        ]
         return cls(
             token_ids=np.fromiter(chain.from_iterable(chunk.token_ids for chunk in chunks), np.int64, num_tokens),
             positions=np.maximum(cached - padding, 0),
@@ -58,5 +62,5 @@ class StepInput:
             context_start=np.where(is_padding, np.int32(0), padding),
             context_end=cached + 1,
             block_tables=tables,
-            sampled_rows=ends[[chunk.sample for chunk in chunks]] - 1,
+            logit_rows=np.concatenate([ends[[chunk.sample for chunk in chunks]] - 1, *scored]),
         )

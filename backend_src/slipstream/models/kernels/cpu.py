@@ -59,6 +59,11 @@ class CpuKernels:
         shape = (num_blocks, num_kv_heads, block_size, head_dim)
         return CpuKVCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
 
+    def copy_blocks(self, cache: CpuKVCache, sources: list[int], targets: list[int]) -> None:
+        """Copy whole blocks of one layer; all are read before any is written."""
+        cache.keys[targets] = cache.keys[sources]
+        cache.values[targets] = cache.values[sources]
+
     def prepare(self, step: StepInput) -> StepInput:
         """The step's arrays where the kernels read them: here, as they are; sets how many threads the step runs on."""
         keys = int((step.context_end - step.context_start).sum())

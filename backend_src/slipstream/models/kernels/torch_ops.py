@@ -64,6 +64,13 @@ class TorchKernels:
         shape = (num_blocks * block_size, num_kv_heads, head_dim)
         return TorchKVCache(*(torch.zeros(shape, device=self.device, dtype=self._dtype) for _ in range(2)))
 
+    def copy_blocks(self, cache: TorchKVCache, sources: list[int], targets: list[int]) -> None:
+        """See CpuKernels.copy_blocks."""
+        block_size = self._shape[3]
+        for rows in (cache.keys, cache.values):
+            blocks = rows.unflatten(0, (-1, block_size))
+            blocks[targets] = blocks[sources]
+
     def prepare(self, step: StepInput) -> DeviceStep:
         """Move the step's arrays to the device and lay out the batched attention."""
         block_size = self._shape[3]
