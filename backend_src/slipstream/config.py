@@ -38,6 +38,7 @@ _RANGES = {
     "max_queued_requests": (1, 1 << 20),
     "max_queued_tokens": (1, 1 << 32),
     "max_request_seconds": (1, 1 << 20),
+    "max_response_bytes": (1 << 16, 1 << 40),
     "threads": (0, 1024),
     "grace_seconds": (0, 3600),
 }
@@ -72,6 +73,8 @@ class EngineConfig:
         max_queued_requests, max_queued_tokens: beyond these, requests are refused as unavailable (continuous policy;
             in front of the others Triton has the queue).
         max_request_seconds: no request of the continuous policy takes longer, from its arrival to its end.
+        max_response_bytes: the most that the answer to one request may take in the server, which holds all of it where
+            its client does not read (continuous policy).
         threads: CPU threads of the matmuls and kernels; 0 is one per usable core.
         grace_seconds: how long the engine outlives its last door.
     """
@@ -97,6 +100,7 @@ class EngineConfig:
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
     max_request_seconds: int = 3600
+    max_response_bytes: int = 64 << 20
     threads: int = 0
     grace_seconds: int = 5
 

@@ -11,11 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.doors.fields import Limits, RequestFields, check_token_ids, list_of_ids, parse_fields, read_values
+from slipstream.doors.fields import (
+    _READERS,
+    Limits,
+    RequestFields,
+    check_token_ids,
+    list_of_ids,
+    parse_fields,
+    read_values,
+)
 from slipstream.engine.request import SamplingParams
 from slipstream.errors import InvalidRequest
 
-LIMITS = Limits(max_model_len=512, vocab_size=1000)
+VOCAB_SIZE = 1000
+LIMITS = Limits(max_model_len=512, vocab_size=VOCAB_SIZE)
 PROMPT = 12
 ROOM = LIMITS.max_model_len - PROMPT
 
@@ -293,7 +302,7 @@ def test_json_that_is_none_is_refused(text: bytes, reason: str) -> None:
     """SAM-12: broken, a list, an unknown or a repeated key, NaN, a megabyte."""
     message = refusal(text)
     assert reason in message
-    assert len(message) < 400
+    assert len(message) < 200 + len(", ".join(_READERS)), "what was sent is echoed"
     message.encode()
 
 
@@ -303,10 +312,29 @@ def test_a_repeated_key_among_many_is_found_at_once() -> None:
     assert "the key '69999' stands twice" in refusal("{" + ", ".join(pairs) + "}")
 
 
-@pytest.mark.parametrize("name", ["logprobs", "n", "best_of", "echo"])
+@pytest.mark.parametrize("name", ["best_of", "echo", "guided_decoding"])
 def test_fields_of_a_later_version_are_refused_by_name(name: str) -> None:
     for value in (1, 0, False, "", []):
         assert refusal(**{name: value}) == f"{name} is not supported by this version"
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_scores_are_asked_for_by_a_number_of_alternatives(name: str) -> None:
+    """CHK-03, CHK-05: 0 asks for the tokens' own alone; OpenAI's pair of fields is the gateway's."""
+    assert getattr(parse(**{name: 0}).sampling, name) == 0
+    assert getattr(parse(**{name: 20}).sampling, name) == 20
+    assert getattr(parse(**{name: None}).sampling, name) is None
+    for value in (-1, 21, VOCAB_SIZE + 1):
+        assert refusal(**{name: value}) == f"{name} is {value}; allowed are 0 to 20"
+    assert refusal(**{name: True}) == f"{name} is True; it must be a number"
+    assert refusal(**{name: 2.5}) == f"{name} is 2.5; it must be a whole number"
+    assert refusal(top_logprobs=2) == "unknown field 'top_logprobs'; did you mean logprobs?"
+
+
+def test_the_number_of_choices_has_bounds() -> None:
+    assert (parse().sampling.n, parse(n=None).sampling.n, parse(n="3").sampling.n) == (1, 1, 3)
+    for value in (0, -1, 129):
+        assert refusal(n=value) == f"n is {value}; allowed are 1 to 128"
 
 
 def test_priority_and_tenant_and_their_ranges() -> None:

@@ -11,7 +11,7 @@ import pytest
 from helpers import ENGINES, golden_answers, make_server
 from observing import wait_until_at_rest
 from slipstream_client.server.tritonserver import TritonServer
-from spare import SPARE_QUEUE, SPARE_SEATS, Spare
+from spare import SPARE_QUEUE, SPARE_RESPONSE_BYTES, SPARE_SEATS, Spare
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +22,7 @@ def shared_spare() -> Iterator[Spare]:
         SLIPSTREAM_MAX_NUM_SEQS=str(SPARE_SEATS),
         SLIPSTREAM_MAX_QUEUED_REQUESTS=str(SPARE_QUEUE),
         SLIPSTREAM_KV_CACHE_BYTES=str(128 << 20),
+        SLIPSTREAM_MAX_RESPONSE_BYTES=str(SPARE_RESPONSE_BYTES),
         SLIPSTREAM_GRACE_SECONDS="1",
     )
     start = time.monotonic()

@@ -13,6 +13,8 @@ from slipstream_client.server.tritonserver import TritonServer
 
 SPARE_SEATS = 4
 SPARE_QUEUE = 4
+# Some 500 responses with all alternatives of every token, more than any other test has.
+SPARE_RESPONSE_BYTES = 2 << 20
 # How soon a request must be refused that need not wait for anything.
 AT_ONCE_S = 1.0
 

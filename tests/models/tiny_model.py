@@ -101,7 +101,7 @@ class TinyEngine:
         """Submit request `number`."""
         parameters = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **sampling})
         request = Request((b"", number), prompt_ids, parameters, arrival_time=0.0)
-        self.answers[number] = Answer()
+        self.answers.update((number + choice, Answer()) for choice in range(parameters.n))
         self.engine.add(request)
         return request
 
@@ -130,7 +130,8 @@ class TinyEngine:
 
     def _keep_logits(self, batch: Batch) -> torch.Tensor:
         logits = self._logits(batch)
-        for row, chunk in zip(logits, batch.sampled, strict=True):
+        # Behind them come the rows that score prompts.
+        for row, chunk in zip(logits, batch.sampled, strict=False):
             if not chunk.request.finished:
                 self.answers[chunk.request.key[1]].logits.append(row.clone())
         return logits

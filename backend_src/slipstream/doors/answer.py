@@ -11,10 +11,14 @@ import triton_python_backend_utils as pb_utils
 
 from slipstream.doors.door import count_tensor, error_response, output_error, read_scalar, stats_json, text_tensor
 from slipstream.doors.fields import RequestFields
+from slipstream.doors.logprobs import logprobs_entry
 from slipstream.doors.text import Detokenizer, StopStrings, TextCodec
 from slipstream.engine.messages import NewRequest, Output
 from slipstream.engine.request import FINISH_STOP, TokenLogprobs
+from slipstream.errors import InvalidRequest
 
+# What a response takes in the server beside its texts (measured on Triton 24.10, three outputs over gRPC).
+_RESPONSE_BYTES = 2048
 _OPTIONAL_OUTPUTS = (
     "finish_reason",
     "cumulative_logprob",
@@ -96,6 +100,9 @@ class Answer:
     A stream has a response for each choice that something new can be shown of; else there is one for all of them. Its
     lock orders sending the final response before or after asking whether the client has cancelled: a sender must not be
     asked afterwards.
+
+    Nothing tells a door whether the client reads. Triton takes every response at once and keeps it, read or not, so
+    `max_bytes` bounds what it keeps for one request.
     """
 
     def __init__(
@@ -108,6 +115,7 @@ class Answer:
         stream: bool,
         echo: bool,
         wanted: frozenset[str],
+        max_bytes: int,
     ) -> None:
         self.lock = threading.Lock()
         self.final = False
@@ -125,6 +133,8 @@ class Answer:
         text = codec.decode(new.prompt_ids) if echo else ""
         self._choices = [Choice(new.id + index, codec, fields, text) for index in range(fields.sampling.n)]
         self._pending: list[Output] = []
+        self._max_bytes = max_bytes
+        self._sent_bytes = 0
 
     @property
     def ids(self) -> list[int]:
@@ -169,6 +179,8 @@ class Answer:
                 shown = [choice for choice in changed.values() if choice.text or choice.ended]
                 for choice in shown:
                     self._send(self._response([choice]), final=all_ended and choice is shown[-1])
+                if not self.final and self._sent_bytes > self._max_bytes:
+                    self._send(error_response(self._too_long()), final=True)
             elif all_ended:
                 self._send(self._response(self._choices), final=True)
 
@@ -189,31 +201,43 @@ class Answer:
 
     def is_cancelled(self) -> bool:
         """Whether the client wants it no more, as far as the server knows."""
-        with self.lock:
+        if not self.lock.acquire(blocking=False):  # something is being sent to it; there is a next time
+            return False
+        try:
             return not self.final and self._sender.is_cancelled()
+        finally:
+            self.lock.release()
+
+    def _too_long(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"the answer takes {self._sent_bytes} bytes in the server so far; max_response_bytes allows "
+            f"{self._max_bytes} (fewer tokens, choices or log-probabilities take less)"
+        )
 
     def _response(self, choices: list[Choice]) -> Any:
         """What is new of some choices, in arrays side by side."""
+        texts = {"text_output": [choice.text for choice in choices]}
+        if "finish_reason" in self._wanted:
+            texts["finish_reason"] = [choice.finish_reason for choice in choices]
+        if "logprobs" in self._wanted:
+            texts["logprobs"] = [self._logprobs_json(choice) for choice in choices]
+        if "prompt_logprobs" in self._wanted:
+            texts["prompt_logprobs"] = [self._prompt_logprobs_json()]
+        if "stats" in self._wanted:
+            texts["stats"] = [choice.stats for choice in choices]
+        self._sent_bytes += _RESPONSE_BYTES + sum(len(text) for column in texts.values() for text in column)
+        tensors = [text_tensor(name, column, (len(column),)) for name, column in texts.items()]
         shape = (len(choices),)
-        tensors = [text_tensor("text_output", [choice.text for choice in choices], shape)]
         if len(self._choices) > 1:
             indices = np.array([choice.id - self.id for choice in choices], np.int32)
             tensors.append(pb_utils.Tensor("choice_index", indices))
-        if "finish_reason" in self._wanted:
-            tensors.append(text_tensor("finish_reason", [choice.finish_reason for choice in choices], shape))
         if "cumulative_logprob" in self._wanted:
             sums = np.array([choice.cumulative_logprob for choice in choices], np.float32)
             tensors.append(pb_utils.Tensor("cumulative_logprob", sums))
-        if "logprobs" in self._wanted:
-            tensors.append(text_tensor("logprobs", [self._logprobs_json(choice) for choice in choices], shape))
-        if "prompt_logprobs" in self._wanted:
-            tensors.append(text_tensor("prompt_logprobs", [self._prompt_logprobs_json()], (1,)))
         if "num_input_tokens" in self._wanted:
             tensors.append(count_tensor("num_input_tokens", [len(self._prompt_ids)], (1,)))
         if "num_output_tokens" in self._wanted:
             tensors.append(count_tensor("num_output_tokens", [choice.num_tokens for choice in choices], shape))
-        if "stats" in self._wanted:
-            tensors.append(text_tensor("stats", [choice.stats for choice in choices], shape))
         for choice in choices:
             choice.shown()
         return pb_utils.InferenceResponse(output_tensors=tensors)
@@ -233,23 +257,3 @@ class Answer:
     def _send(self, response: Any, final: bool) -> None:
         self.final = final
         self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
-
-
-def logprobs_entry(scores: TokenLogprobs, codec: TextCodec) -> dict[int, dict[str, Any]]:
-    """One token and the likeliest in its place, by token id, in vLLM's form with the `bytes` of each beside it.
-
-    A token that is only part of a character shows as U+FFFD; its bytes tell it from others that do.
-    """
-    token_id, *likeliest = scores.ids
-    ranks = {token_id: scores.rank} | {other: rank for rank, other in enumerate(likeliest, 1) if other != token_id}
-    values = dict(zip(scores.ids, scores.values, strict=True))
-    spelled = {each: codec.token_bytes(each) for each in ranks}
-    return {
-        each: {
-            "logprob": values[each],
-            "rank": rank,
-            "decoded_token": spelled[each].decode(errors="replace"),
-            "bytes": list(spelled[each]),
-        }
-        for each, rank in ranks.items()
-    }

@@ -91,7 +91,17 @@ class ContinuousDoor(Door):
         if "cumulative_logprob" in wanted and fields.sampling.logprobs is None:
             new.sampling = msgspec.structs.replace(new.sampling, logprobs=0)
         echo = not read_scalar(request, "exclude_input_in_output", True)
-        return Answer(request, self._codec, new, fields, stream=stream, echo=echo, wanted=wanted), new
+        answer = Answer(
+            request,
+            self._codec,
+            new,
+            fields,
+            stream=stream,
+            echo=echo,
+            wanted=wanted,
+            max_bytes=self._config.max_response_bytes,
+        )
+        return answer, new
 
     def _prompt_ids(self, request: Any, values: dict[str, Any]) -> list[int]:
         """The prompt, from the one of its four places that is used; taken out of `values` if it is there."""
@@ -145,7 +155,7 @@ class ContinuousDoor(Door):
         while (answer := answers.get()) is not None:
             try:
                 answer.send()
-                if answer.final and answer.running_ids:  # one of its choices has failed
+                if answer.final and answer.running_ids:  # one of its choices has failed, or it is too long
                     self._link.cancel(answer.running_ids)
                 elif answer.stopped_ids:
                     self._link.finish(answer.stopped_ids)

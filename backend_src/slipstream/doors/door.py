@@ -71,6 +71,7 @@ class Door:
         model_config = json.loads(args["model_config"])
         parameters = {name: value["string_value"] for name, value in model_config.get("parameters", {}).items()}
         config = EngineConfig.from_parameters({"name": args["model_name"], **parameters})
+        self._config = config
         self._folder = folder = resolve(config.model)
         batcher = config.policy
         if batcher == "lockstep":
