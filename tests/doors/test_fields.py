@@ -319,6 +319,14 @@ def test_priority_and_tenant_and_their_ranges() -> None:
     assert refusal(tenant=7).startswith("tenant is 7")
 
 
+def test_a_salt_is_a_text_or_there_is_none() -> None:
+    """PFX-08: null is none; an empty one is refused, since it could mean both, and so is what is no text."""
+    assert parse(cache_salt="a").cache_salt == "a"
+    assert parse('{"cache_salt": null}').cache_salt == parse().cache_salt == ""
+    for value in ("", 5, 0, False, ["a"], {"a": 1}, "x" * 257):
+        assert refusal(cache_salt=value).endswith("it must be a string of 1 to 256 characters")
+
+
 # --- request parameters
 
 
