@@ -24,6 +24,7 @@ from scripted import (
     output_of,
 )
 from slipstream.engine.batch import Batch, Chunk
+from slipstream.engine.messages import RequestStats
 from slipstream.engine.request import Request
 
 
@@ -218,4 +219,23 @@ def test_a_prefill_from_a_hit_that_fails_half_way_leaves_nothing_wrong_behind(
     observed.run()
     assert again.num_cached == (2 + failing_step - 3) * BLOCK_SIZE
     assert output_of(again) == expected_output(prompt, again.sampling)[0]
+    observed.check_end()
+
+
+def test_a_preempted_request_that_finds_more_than_its_prompt_is_counted_apart() -> None:
+    """ENG-06: cached tokens of a prompt never exceed it, so that no counter of what was computed can fall.
+
+    What is asserted of every observed engine after each step (see `ObservedEngine`), where it is not far from wrong.
+    """
+    observed = engine(20)
+    request = endless(0, BLOCK_SIZE + 1, 40)
+    assert observed.add(request) is None
+    while request.num_output_tokens < 30:
+        observed.step()
+    observed.scheduler._preempt(request, {})
+    observed.run()
+    stats = observed.engine.stats()
+    assert stats.readmission_hit_tokens == 4 * BLOCK_SIZE > request.num_prompt_tokens
+    assert (stats.prefix_queried_tokens, stats.prefix_hit_tokens, request.num_cached) == (BLOCK_SIZE + 1, 0, 0)
+    assert RequestStats.of(request).num_cached == 0
     observed.check_end()
