@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.doors.fields import Limits, RequestFields, check_token_ids, list_of_ids, parse_fields, read_values
+from slipstream.doors.fields import (
+    _READERS,
+    Limits,
+    RequestFields,
+    check_token_ids,
+    list_of_ids,
+    parse_fields,
+    read_values,
+)
 from slipstream.engine.request import SamplingParams
 from slipstream.errors import InvalidRequest
 
@@ -338,6 +347,14 @@ def test_request_parameters_are_a_fallback_for_the_same_names() -> None:
 def test_a_request_parameter_that_is_unknown_is_refused() -> None:
     """VAL-11: refused by name, wherever it came."""
     assert refusal(parameters={"runtime_top_k": 5}).startswith("unknown field 'runtime_top_k'")
+
+
+def test_the_readme_names_every_field_that_is_read_and_no_other() -> None:
+    """VAL-11: a prompt may also stand in the JSON, and is read before the fields are."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| key | default | meaning |")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted([*_READERS, "messages", "prompt_token_ids"])
 
 
 # --- token ids
