@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from slipstream.doors.chat import ChatTemplate
@@ -49,6 +50,41 @@ def test_the_demo_models_prompts_are_those_of_transformers(demo_model: Path, cou
         expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert ids == expected
         assert text.endswith("<|im_start|>assistant\n")
+
+
+def save_tokenizer(folder: Path, adds_bos: bool, template: str) -> Path:
+    """A token for each byte, and one for the beginning of a sequence, which the tokenizer adds itself or does not."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({character: number for number, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
+    if adds_bos:
+        bos = ("<s>", tokenizer.token_to_id("<s>"))
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[bos])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("template_has_bos", [True, False])
+@pytest.mark.parametrize("tokenizer_adds_bos", [True, False])
+def test_a_chat_begins_as_its_template_says_whatever_the_tokenizer_adds(
+    tmp_path: Path, template_has_bos: bool, tokenizer_adds_bos: bool
+) -> None:
+    """TPL-02: the ids are those of transformers in all four combinations; never two beginnings, and none made up."""
+    turns = "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
+    template = "{{ bos_token }}" * template_has_bos + turns + "{% if add_generation_prompt %}[assistant]{% endif %}"
+    folder = save_tokenizer(tmp_path, tokenizer_adds_bos, template)
+    codec, tokenizer = TextCodec(folder, 512), AutoTokenizer.from_pretrained(folder)
+    bos = tokenizer.bos_token_id
+    assert (codec.encode(b"x", "text_input")[0] == bos) == tokenizer_adds_bos
+    ids = codec.encode(ChatTemplate(folder).render(CHAT).encode(), "messages", add_special_tokens=False)
+    assert ids == tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=True, return_dict=False)
+    assert ids.count(bos) == template_has_bos
+    assert (ids[0] == bos) == template_has_bos
+    assert codec.decode(ids).endswith("[assistant]")
 
 
 def folder_with(tmp_path: Path, template: Any) -> Path:

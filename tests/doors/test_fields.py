@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -347,6 +348,14 @@ def test_priority_and_tenant_and_their_ranges() -> None:
     assert refusal(tenant=7).startswith("tenant is 7")
 
 
+def test_a_salt_is_a_text_or_there_is_none() -> None:
+    """PFX-08: null is none; an empty one is refused, since it could mean both, and so is what is no text."""
+    assert parse(cache_salt="a").cache_salt == "a"
+    assert parse('{"cache_salt": null}').cache_salt == parse().cache_salt == ""
+    for value in ("", 5, 0, False, ["a"], {"a": 1}, "x" * 257):
+        assert refusal(cache_salt=value).endswith("it must be a string of 1 to 256 characters")
+
+
 # --- request parameters
 
 
@@ -358,6 +367,14 @@ def test_request_parameters_are_a_fallback_for_the_same_names() -> None:
 def test_a_request_parameter_that_is_unknown_is_refused() -> None:
     """VAL-11: refused by name, wherever it came."""
     assert refusal(parameters={"runtime_top_k": 5}).startswith("unknown field 'runtime_top_k'")
+
+
+def test_the_readme_names_every_field_that_is_read_and_no_other() -> None:
+    """VAL-11: a prompt may also stand in the JSON, and is read before the fields are."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| key | default | meaning |")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted([*_READERS, "messages", "prompt_token_ids"])
 
 
 # --- token ids

@@ -160,6 +160,24 @@ def test_a_character_comes_with_its_last_byte_or_the_next_token(codecs: dict[str
     assert "".join(pieces) == "🌶!"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_bytes", [1, 2, 3])
+def test_an_answer_that_ends_a_character_of_the_prompt_begins_with_its_own_first_token(
+    codecs: dict[str, TextCodec], kind: str, num_bytes: int
+) -> None:
+    """TXT-01: the prompt's ids end within a character; whole or in pieces the text is that of the answer's ids."""
+    codec = codecs[kind]
+    pepper = bytes_as_tokens(codec, kind, "🌶".encode())
+    prompt = [*codec.encode(b"Hello world ", "text_input"), *pepper[:num_bytes]]
+    answer = [*pepper[num_bytes:], *bytes_as_tokens(codec, kind, b"!"), *codec.encode(b" am", "text_input")[-1:]]
+    assert codec.decode(prompt + answer).startswith("Hello world 🌶!"), "together they are text"
+    text = "".join(stream(codec, answer))
+    assert text == codec.decode(answer)
+    assert text.startswith(REPLACEMENT)
+    assert "Hello" not in text
+    assert "world" not in text
+
+
 def test_a_space_after_a_special_token_is_kept(codecs: dict[str, TextCodec]) -> None:
     """A sentencepiece decoder strips the first space of the whole text, and of no later piece."""
     codec = codecs["byte fallback"]
@@ -275,6 +293,16 @@ def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
 def test_a_stop_string_before_min_tokens_is_text_like_any_other(min_tokens: int, shown: str, found: str | None) -> None:
     """STP-05: the first one that is completed by token `min_tokens` or a later one counts."""
     assert cut(["a", "\n", "b\n", "c"], ["\n"], min_tokens=min_tokens) == (shown, found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_held_back_before_a_skipped_stop_token_is_shown(codecs: dict[str, TextCodec], kind: str) -> None:
+    """STP-09: `abc` may still begin a stop string when the token comes that ends the answer and is no text."""
+    codec = codecs[kind]
+    end = codec._tokenizer.token_to_id("<|end|>" if kind == "byte level" else "</s>")
+    pieces = stream(codec, [*bytes_as_tokens(codec, kind, b"abc"), end])
+    assert cut(pieces, ["abcd", "bcx"]) == ("abc", None)
+    assert codec.decode([*bytes_as_tokens(codec, kind, b"abc"), end], skip_special_tokens=False).startswith("abc<")
 
 
 def test_of_two_that_end_together_the_first_and_then_the_shorter_wins() -> None:

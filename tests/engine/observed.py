@@ -12,6 +12,20 @@ from slipstream.engine.request import FINISH_CANCELLED, FINISH_ERROR, FINISH_LEN
 from slipstream.errors import SlipstreamError
 
 Key = tuple[bytes, int]
+# Of `EngineStats`: what a metrics endpoint publishes as counters.
+_COUNTERS = (
+    "prompt_tokens",
+    "generation_tokens",
+    "preemptions",
+    "prefix_queried_tokens",
+    "prefix_hit_tokens",
+    "readmission_queried_tokens",
+    "readmission_hit_tokens",
+    "steps",
+    "useful_tokens",
+    "computed_tokens",
+    "kv_waste_steps",
+)
 
 
 class ObservedEngine:
@@ -25,6 +39,7 @@ class ObservedEngine:
         self.delivered: dict[Key, list[int]] = {}
         self.reasons: dict[Key, str] = {}
         self.records: list[dict[str, Any]] = []
+        self._counted: dict[str, float] = {}
 
     def add(self, request: Request) -> SlipstreamError | None:
         """Submit a request; the refusal, if it is one, must leave nothing behind."""
@@ -74,6 +89,7 @@ class ObservedEngine:
     def check(self) -> None:
         """What holds between any two calls."""
         self.scheduler.check()
+        self._check_what_is_counted()
         assert set(self.engine.requests) == set(self.requests) - set(self.reasons)
         for key, request in self.requests.items():
             assert output_of(request) == self.delivered[key], "a token came without being reported"
@@ -116,6 +132,18 @@ class ObservedEngine:
             assert request.num_tokens == self.runner.num_blocks * self.scheduler.pool.block_size + 1
         else:
             assert (output, reason) == (expected, expected_reason)
+
+    def _check_what_is_counted(self) -> None:
+        """No counter ever falls, which metrics could not say; and nobody has more from the cache than a prompt has."""
+        stats = self.engine.stats()
+        counted = {name: getattr(stats, name) for name in _COUNTERS} | stats.finished
+        fallen = {name: (before, counted[name]) for name, before in self._counted.items() if counted[name] < before}
+        assert not fallen
+        self._counted = counted
+        assert stats.prefix_hit_tokens <= stats.prefix_queried_tokens
+        assert stats.readmission_hit_tokens <= stats.readmission_queried_tokens
+        for request in self.requests.values():
+            assert 0 <= request.num_cached < request.num_prompt_tokens
 
     def _check_books(self) -> None:
         stats, records = self.engine.stats(), self.records

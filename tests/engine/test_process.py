@@ -103,6 +103,30 @@ def test_two_doors_may_use_the_same_ids(serve: Any, runner: GatedRunner) -> None
     assert (len(first.outputs[0]), len(second.outputs[0])) == (8, 1)
 
 
+def test_a_door_that_fails_over_its_news_gets_the_next_and_disturbs_nobody(
+    serve: Any, runner: GatedRunner, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ENG-06: metrics are the doors' business, so what goes wrong there never reaches the engine."""
+    server = serve(runner)
+    broken, sound = server.open(), server.open()
+    failures = iter(range(3))
+    take = broken.link._on_update
+
+    def fail_over_the_first(update: Update) -> None:
+        if update.outputs and next(failures, None) is not None:
+            raise RuntimeError("a counter can only be incremented by non-negative values")
+        take(update)
+
+    broken.link._on_update = fail_over_the_first
+    broken.ask(0, PROMPTS[0])
+    sound.ask(0, PROMPTS[1])
+    runner.let()
+    assert sound.answer(0) == expected(PROMPTS[1])
+    assert broken.answer(0) == expected(PROMPTS[0])[3:]
+    assert caplog.text.count("the door of engine scripted failed over its news") == 3
+    assert broken.downs == sound.downs == []
+
+
 def test_a_door_with_another_configuration_is_refused_with_both_fingerprints(serve: Any) -> None:
     server = serve(ScriptedRunner(64))
     door = server.open()

@@ -444,7 +444,7 @@ def test_a_deadline_in_the_middle_of_a_long_prompt_or_after_a_preemption_is_a_ti
 def test_a_deadlock_costs_the_request_it_is_stuck_at_and_nobody_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A scheduler with a fault is put here on purpose: one that never admits request 0."""
+    """SCH-05: the watchdog, over a scheduler with a fault put there on purpose: it never admits request 0."""
     observed = ObservedEngine(make_config(), ScriptedRunner(8))
     admits = observed.scheduler._admission.admits
     monkeypatch.setattr(

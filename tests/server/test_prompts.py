@@ -37,6 +37,19 @@ def test_a_chat_is_answered_as_the_text_that_its_template_makes(
     assert chat.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("model", ["continuous", "continuous_unary"])
+def test_a_stop_string_is_no_part_of_a_chats_answer_unless_asked_for(server: TritonServer, model: str) -> None:
+    """STP-17: the default is that of OpenAI's routes, for chats as for any prompt."""
+    chat = [{"role": "user", "content": "Count from 1 to 10."}]
+    stream = model == "continuous"
+    whole = ask_with(server, model, inputs(stream, messages=chat, max_tokens=48)).text
+    before, found, _ = whole.partition("7")
+    assert found, f"{whole!r} is not worth the test"
+    for fields, text in (({}, before), ({"include_stop_str_in_output": True}, before + "7")):
+        answer = ask_with(server, model, inputs(stream, messages=chat, max_tokens=48, stop=["7"], **fields))
+        assert (answer.text, answer.finish_reason, answer.stats["stop_reason"]) == (text, "stop", "7")
+
+
 def test_a_chat_over_http(server: TritonServer) -> None:
     body = {"sampling_parameters": json.dumps({"messages": CHAT, "max_tokens": 24, "temperature": 0})}
     status, answer = generate(server, "continuous", body)

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from helpers import PROMPTS, GrpcStream, Refused, ask, generate, generate_body, generate_stream
+from helpers import (
+    PROMPTS,
+    GrpcStream,
+    Refused,
+    ask,
+    ask_with,
+    generate,
+    generate_body,
+    generate_stream,
+    inputs_for,
+    numpy_tensor,
+    sampling_json,
+)
 from observing import finished, wait_for_running
 from slipstream_client.server.tritonserver import TritonServer
 
@@ -69,6 +82,50 @@ def test_a_stop_string_that_never_comes_leaves_the_answer_whole(server: TritonSe
     """STP-03: what was held back at the end is part of it."""
     answer = ask(server, "continuous", PROMPTS[4], max_tokens=40, ignore_eos=True, stop=[whole[-3:] + "!?", "zzzz"])
     assert (answer.text, answer.finish_reason, answer.stats["stop_reason"]) == (whole, "length", None)
+
+
+@pytest.mark.parametrize("model", CONTINUOUS)
+@pytest.mark.parametrize("place", ["input_ids", "prompt_token_ids"])
+def test_stop_strings_end_an_answer_to_token_ids_too(
+    server: TritonServer, whole: str, tokenizer: Tokenizer, model: str, place: str
+) -> None:
+    """STP-12: no text goes in, ids come out, and a stop string is still looked for in what they say."""
+    ids, stop = tokenizer.encode(PROMPTS[4]).ids, whole[20:26]
+    sampling = {"max_tokens": 40, "ignore_eos": True, "stop": [stop]}
+    if place == "input_ids":
+        prompt = [numpy_tensor(place, np.array(ids, np.int32), "INT32")]
+    else:
+        prompt, sampling = [], sampling | {place: ids}
+    answer = ask_with(server, model, prompt + inputs_for(model, "", sampling_json(**sampling))[1:])
+    assert (answer.text, answer.finish_reason, answer.stats["stop_reason"]) == (whole[:20], "stop", stop)
+    assert len(answer.ids) < 40
+    assert tokenizer.decode(answer.ids).startswith(whole[:26])
+
+
+@pytest.mark.parametrize("model", CONTINUOUS)
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_text_before_a_stop_token_is_whole_and_the_token_is_one_of_the_ids(
+    server: TritonServer, tokenizer: Tokenizer, model: str, skip: bool
+) -> None:
+    """STP-09: also what was held back as the beginning of a stop string.
+
+    `include_stop_str_in_output` is about stop strings alone: a special token is text or none, an ordinary one is text.
+    """
+    end = tokenizer.token_to_id("<|im_end|>")
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = {"messages": chat, "max_tokens": 40, "ignore_eos": True, "stop_token_ids": [end]}
+    whole = ask_with(server, model, inputs_for(model, "", sampling_json(**prompt))[1:])
+    assert (whole.finish_reason, whole.stats["stop_reason"], whole.ids[-1]) == ("stop", end, end)
+    assert whole.text == tokenizer.decode(whole.ids[:-1])
+    for include in (True, False):
+        held = {"stop": [whole.text[-3:] + "never"], "skip_special_tokens": skip, "include_stop_str_in_output": include}
+        answer = ask_with(server, model, inputs_for(model, "", sampling_json(**prompt, **held))[1:])
+        assert (answer.text, answer.ids) == (whole.text + "<|im_end|>" * (not skip), whole.ids)
+        assert answer.stats["stop_reason"] == end
+    prompt["stop_token_ids"] = [whole.ids[2]]
+    answer = ask_with(server, model, inputs_for(model, "", sampling_json(**prompt))[1:])
+    assert answer.ids == whole.ids[: whole.ids.index(whole.ids[2]) + 1]
+    assert answer.text == tokenizer.decode(answer.ids)
 
 
 @pytest.mark.parametrize("model", ["dynamic", "iterative"])

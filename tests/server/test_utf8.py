@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from helpers import (
     STREAMING,
-    GrpcStream,
     ask,
+    ask_with,
     generate,
     generate_body,
     generate_stream,
@@ -68,18 +68,25 @@ def test_a_stream_of_random_tokens_joins_to_the_whole_text(
     assert answer.text == tokenizer.decode(answer.ids)
 
 
+@pytest.mark.parametrize("model", ["continuous", "continuous_unary"])
 def test_a_prompt_that_ends_within_a_character_is_no_part_of_the_answer(
-    server: TritonServer, tokenizer: Tokenizer
+    server: TritonServer, tokenizer: Tokenizer, model: str
 ) -> None:
-    ids = tokenizer.encode("Hello 🌶").ids
-    assert tokenizer.decode(ids[:-1]).endswith(REPLACEMENT), "the last id holds the rest of the character"
-    inputs = [
-        numpy_tensor("input_ids", np.array(ids[:-1], np.int32), "INT32"),
-        *inputs_for("continuous", "", sampling_json(max_tokens=6))[1:],
-    ]
-    with GrpcStream(server) as stream:
-        answer = stream.send("continuous", inputs=inputs).answer()
-    assert answer.text == tokenizer.decode(answer.ids)
+    """TXT-01: wherever in the character the prompt's ids end; whole and in pieces the answer is the same text."""
+    prompt = "Hello world 🌶"
+    ids = tokenizer.encode(prompt).ids
+    cuts = [end for end in range(1, len(ids)) if tokenizer.decode(ids[:end]).endswith(REPLACEMENT)]
+    assert len(cuts) >= 2, "the last character has several tokens"
+    parts = {prompt[start : start + 5] for start in range(len(prompt) - 5)}
+    for end in cuts:
+        inputs = [
+            numpy_tensor("input_ids", np.array(ids[:end], np.int32), "INT32"),
+            *inputs_for(model, "", sampling_json(max_tokens=4))[1:],
+        ]
+        answer = ask_with(server, model, inputs)
+        assert answer.num_input_tokens == end
+        assert answer.text == tokenizer.decode(answer.ids)
+        assert not [part for part in parts if part in answer.text]
 
 
 def test_control_characters_and_nul_are_ordinary_text(server: TritonServer, tokenizer: Tokenizer) -> None:

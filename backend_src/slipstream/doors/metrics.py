@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Literal
 
 import triton_python_backend_utils as pb_utils
 
@@ -137,8 +138,8 @@ class MetricsPublisher:
         }
         for name, value in values.items():
             if self._gauges.get(name) != value:
-                self._metric(name).set(value)
                 self._gauges[name] = value
+                self._change("set", value, name)
 
     def _add_counters(self, stats: EngineStats) -> None:
         for name, (field, _) in _COUNTERS.items():
@@ -149,7 +150,14 @@ class MetricsPublisher:
 
     def _count(self, name: str, added: float, reason: str = "") -> None:
         if added or (name, reason) not in self._metrics:
-            self._metric(name, reason).increment(added)
+            self._change("increment", added, name, reason)
+
+    def _change(self, how: Literal["set", "increment"], value: float, name: str, reason: str = "") -> None:
+        """Change one metric. What Triton refuses, as a counter that would fall, costs that change and nothing else."""
+        try:
+            getattr(self._metric(name, reason), how)(value)
+        except Exception as error:
+            pb_utils.Logger.log_error(f"metric {name} was not changed: {error}")
 
     def _metric(self, name: str, reason: str = "") -> pb_utils.Metric:
         key = (name, reason)
