@@ -11,7 +11,7 @@ from slipstream.doors.logprobs import logprobs_entry
 from slipstream.doors.text import TextCodec
 from slipstream.engine.request import TokenLogprobs
 
-TEXT = "Héllo 你好 🌶🌶!\n"
+TEXT = "\n\nHéllo 你好 🌶🌶!\n"
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def save(tokenizer: Tokenizer, folder: Path) -> TextCodec:
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 def test_bytes_of_the_entries_join_to_the_text(kind: str, request: pytest.FixtureRequest) -> None:
-    """TXT-08: characters that are split over tokens; sentencepiece's first word brings its space."""
+    """TXT-08, TXT-11: newlines first, characters split over tokens; sentencepiece's first word brings its space."""
     codec: TextCodec = request.getfixturevalue(kind)
     ids = codec.encode(TEXT.encode(), "text_input")
     entries = [logprobs_entry(TokenLogprobs([token_id], [-1.0], 1), codec)[token_id] for token_id in ids]

@@ -199,12 +199,19 @@ def test_every_response_has_one_entry_for_each_of_its_tokens(
 
 
 def test_a_prompts_scores_come_once_and_first(server: TritonServer, tokenizer: Tokenizer) -> None:
-    responses = responses_of(server, "continuous", "return_prompt_logprobs", max_tokens=6, prompt_logprobs=1)
+    """TXT-11: the first token has none, all others finite ones, and they spell the prompt."""
+    prompt = "\n\n" + PROMPTS[4]
+    inputs = inputs_for("continuous", prompt, sampling_json(max_tokens=6, prompt_logprobs=1))
+    with GrpcStream(server) as stream:
+        responses = stream.send("continuous", inputs=[*inputs, flag_tensor("return_prompt_logprobs")]).collect()
     scored = [json.loads(response.outputs["prompt_logprobs"][0]) for response in responses]
     assert scored[1:] == [None] * (len(responses) - 1)
     assert scored[0][0] is None
-    ids = [int(next(iter(entry))) for entry in scored[0][1:]]
-    assert ids == tokenizer.encode(PROMPTS[4]).ids[1:]
+    own = [next(iter(entry.items())) for entry in scored[0][1:]]
+    assert [int(token_id) for token_id, _ in own] == tokenizer.encode(prompt).ids[1:]
+    assert all(math.isfinite(entry["logprob"]) for _, entry in own)
+    spelled = "".join(entry["decoded_token"] for _, entry in own)
+    assert tokenizer.decode(tokenizer.encode(prompt).ids[:1]) + spelled == prompt
 
 
 def test_a_prompt_of_one_token_has_no_scores_but_its_place(server: TritonServer) -> None:

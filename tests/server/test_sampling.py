@@ -109,7 +109,7 @@ def test_the_text_before_a_stop_token_is_whole_and_the_token_is_one_of_the_ids(
 ) -> None:
     """STP-09: also what was held back as the beginning of a stop string.
 
-    `include_stop_str_in_output` is about stop strings alone: a special token is text or none, an ordinary one is text.
+    As in vLLM the stop token is no text, be it special or not, unless `include_stop_str_in_output` asks for it.
     """
     end = tokenizer.token_to_id("<|im_end|>")
     chat = [{"role": "user", "content": "What is the capital of France?"}]
@@ -120,12 +120,14 @@ def test_the_text_before_a_stop_token_is_whole_and_the_token_is_one_of_the_ids(
     for include in (True, False):
         held = {"stop": [whole.text[-3:] + "never"], "skip_special_tokens": skip, "include_stop_str_in_output": include}
         answer = ask_with(server, model, inputs_for(model, "", sampling_json(**prompt, **held))[1:])
-        assert (answer.text, answer.ids) == (whole.text + "<|im_end|>" * (not skip), whole.ids)
+        assert (answer.text, answer.ids) == (whole.text + "<|im_end|>" * (include and not skip), whole.ids)
         assert answer.stats["stop_reason"] == end
     prompt["stop_token_ids"] = [whole.ids[2]]
-    answer = ask_with(server, model, inputs_for(model, "", sampling_json(**prompt))[1:])
-    assert answer.ids == whole.ids[: whole.ids.index(whole.ids[2]) + 1]
-    assert answer.text == tokenizer.decode(answer.ids)
+    for include in (True, False):
+        inputs = inputs_for(model, "", sampling_json(**prompt, include_stop_str_in_output=include))[1:]
+        answer = ask_with(server, model, inputs)
+        assert answer.ids == whole.ids[: whole.ids.index(whole.ids[2]) + 1]
+        assert answer.text == tokenizer.decode(answer.ids if include else answer.ids[:-1])
 
 
 @pytest.mark.parametrize("model", ["dynamic", "iterative"])

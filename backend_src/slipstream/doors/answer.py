@@ -77,7 +77,7 @@ class Choice:
                 self.num_tokens += len(portion)
                 self.logprobs += scores
                 self.cumulative_logprob += sum(score.values[0] for score in scores)
-                self._show(self._detokenizer.push(portion, last=False))
+                self._show(self._detokenizer.push(self._fields.shown(portion), last=False))
         if output.finish_reason is None:
             return
         if not self.stopped:

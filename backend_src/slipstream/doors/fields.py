@@ -66,6 +66,11 @@ class RequestFields:
     tenant: str = ""
     ignored: tuple[str, ...] = ()
 
+    def shown(self, token_ids: list[int]) -> list[int]:
+        """Of an answer's tokens, or its newest, those that are text: as in vLLM all but the stop token that ends it."""
+        hidden = token_ids[-1:] and token_ids[-1] in self.sampling.stop_token_ids
+        return token_ids[:-1] if hidden and not self.include_stop_str_in_output else token_ids
+
 
 def read_values(sampling_json: bytes | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """What a request says, by name.

@@ -205,7 +205,7 @@ class IterativeDoor(Door):
         last = output.finish_reason is not None
         sequence.output_ids += output.token_ids
         sequence.held_tokens += len(output.token_ids)
-        sequence.held_text += sequence.detokenizer.push(output.token_ids, last)
+        sequence.held_text += sequence.detokenizer.push(sequence.fields.shown(output.token_ids), last)
         if last:
             del self._sequences[correlation_id]
             self._end(request, _response(sequence, output))

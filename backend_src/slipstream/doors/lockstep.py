@@ -99,14 +99,11 @@ class LockstepDoor(Door):
             if error is not None:
                 raise error
         shape = (len(rows), 1)
+        texts = [self._codec.decode(f.shown(o.token_ids), f.skip_special_tokens) for _, f, o in answers]
         stats = [stats_json(o.stats, fields, len(new.prompt_ids), o.token_ids) for new, fields, o in answers]
         return pb_utils.InferenceResponse(
             output_tensors=[
-                text_tensor(
-                    "text_output",
-                    [self._codec.decode(o.token_ids, fields.skip_special_tokens) for _, fields, o in answers],
-                    shape,
-                ),
+                text_tensor("text_output", texts, shape),
                 text_tensor("finish_reason", [o.finish_reason or "" for _, _, o in answers], shape),
                 count_tensor("num_input_tokens", [len(new.prompt_ids) for new, _, _ in answers], shape),
                 count_tensor("num_output_tokens", [len(o.token_ids) for _, _, o in answers], shape),
