@@ -68,8 +68,7 @@ class ContinuousDoor(Door):
                 self._link.submit([new for _, new in accepted])
         except Exception as error:
             for answer, _ in accepted:
-                for id_ in answer.ids:
-                    self._answers.pop(id_, None)
+                self._forget(answer)
                 answer.fail(error)
 
     def finalize(self) -> None:
@@ -151,11 +150,17 @@ class ContinuousDoor(Door):
                 return
             answer.fail(Unavailable(reason))
 
+    def _forget(self, answer: Answer) -> None:
+        """Have nothing that still comes for it."""
+        for id_ in answer.ids:
+            self._answers.pop(id_, None)
+
     def _send_loop(self, answers: queue.SimpleQueue[Answer | None]) -> None:
         while (answer := answers.get()) is not None:
             try:
                 answer.send()
                 if answer.final and answer.running_ids:  # one of its choices has failed, or it is too long
+                    self._forget(answer)
                     self._link.cancel(answer.running_ids)
                 elif answer.stopped_ids:
                     self._link.finish(answer.stopped_ids)
@@ -166,6 +171,7 @@ class ContinuousDoor(Door):
     def _give_up(self, answer: Answer, error: Exception) -> None:
         """End a request whose news could not be made into a response: it alone has failed."""
         try:
+            self._forget(answer)
             self._link.cancel(answer.ids)
             answer.fail(error)
         except Exception as another:
