@@ -50,6 +50,8 @@ class RequestFailed(SlipstreamError):
 class SamplingOptions(TypedDict, total=False):
     """Keys of `sampling_parameters`; one left out takes the server's default."""
 
+    messages: list[dict[str, str]]  # in the place of a prompt, as is `prompt_token_ids`
+    prompt_token_ids: list[int]
     max_tokens: int
     temperature: float
     top_k: int
@@ -198,20 +200,19 @@ class ModelContract:
         *,
         stream: bool,
     ) -> service_pb2.ModelInferRequest:
-        """Build the request for one answer; exactly one of `prompt` and `input_ids` is given.
+        """Build the request for one answer, whose prompt is given once: here, or in `sampling`.
 
         Raises:
-            RequestFailed: neither or both are given, or the model takes text alone.
+            RequestFailed: there is no prompt or more than one, or the model takes text alone.
         """
-        self._check_prompt(prompt, input_ids)
+        self._check_prompt(prompt, input_ids, sampling)
         if self.max_batch_size > 0:
             assert prompt is not None
             return self.batch_request(request_id, [prompt], [sampling])
         request = service_pb2.ModelInferRequest(model_name=self.name, id=request_id)
         if prompt is not None:
             _add_bytes(request, "text_input", [1], [_encode(prompt)])
-        else:
-            assert input_ids is not None
+        if input_ids is not None:
             ids = _int32(input_ids)
             _add(request, "input_ids", "INT32", [len(ids)], ids.tobytes())
         _add_bytes(request, "sampling_parameters", [1], [json.dumps(dict(sampling)).encode()])
@@ -241,7 +242,7 @@ class ModelContract:
         self, prompt: str | None, input_ids: Sequence[int] | None, sampling: Mapping[str, Any], *, stream: bool
     ) -> dict[str, Any]:
         """Build the body for Triton's HTTP generate endpoints."""
-        self._check_prompt(prompt, input_ids)
+        self._check_prompt(prompt, input_ids, sampling)
         body: dict[str, Any] = {"sampling_parameters": json.dumps(dict(sampling))}
         if prompt is not None:
             body["text_input"] = prompt
@@ -254,11 +255,13 @@ class ModelContract:
         wanted = (*(["stream"] if stream else []), *_RETURN_FLAGS, *scored)
         return [flag for flag in wanted if flag in self.inputs]
 
-    def _check_prompt(self, prompt: str | None, input_ids: Sequence[int] | None) -> None:
-        if (prompt is None) == (input_ids is None):
-            raise RequestFailed("give exactly one of prompt and input_ids", "INVALID_ARGUMENT")
-        if input_ids is not None and "input_ids" not in self.inputs:
-            raise RequestFailed(f"model {self.name} takes text alone, not input_ids", "INVALID_ARGUMENT")
+    def _check_prompt(self, prompt: str | None, input_ids: Sequence[int] | None, sampling: Mapping[str, Any]) -> None:
+        given = [prompt, input_ids, sampling.get("messages"), sampling.get("prompt_token_ids")]
+        if sum(value is not None for value in given) != 1:
+            wanted = "give exactly one of prompt, input_ids, messages and prompt_token_ids"
+            raise RequestFailed(wanted, "INVALID_ARGUMENT")
+        if prompt is None and "input_ids" not in self.inputs:
+            raise RequestFailed(f"model {self.name} takes text alone, not input_ids or messages", "INVALID_ARGUMENT")
 
 
 def is_final(response: service_pb2.ModelInferResponse) -> bool:

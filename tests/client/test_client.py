@@ -202,7 +202,7 @@ def test_an_unknown_model_is_named(triton: FakeTriton) -> None:
     assert caught.value.code == "NOT_FOUND"
 
 
-@pytest.mark.parametrize("arguments", [{}, {"prompt": "a", "input_ids": [1]}])
+@pytest.mark.parametrize("arguments", [{}, {"prompt": "a", "input_ids": [1]}, {"prompt": "a", "messages": []}])
 def test_exactly_one_prompt_is_needed(triton: FakeTriton, arguments: dict) -> None:
     with SlipstreamClient(triton.url) as client, pytest.raises(RequestFailed, match="exactly one") as caught:
         client.generate(**arguments)

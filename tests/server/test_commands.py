@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from helpers import PROMPTS, STREAMING, ask
+from helpers import PROMPTS, STREAMING, ask, ask_with, inputs_for, sampling_json
 from slipstream_client import cli
 from slipstream_client.http_client import HttpSlipstreamClient
 from slipstream_client.server.tritonserver import TritonServer
+from slipstream_client.tensors import RequestFailed
 
 pytestmark = pytest.mark.server
 
@@ -47,6 +48,23 @@ def test_generate_prints_the_answer_of_every_model(server: TritonServer, batcher
     where = ["--url", server.grpc_url] if over == "grpc" else ["--http", "--url", server.http_url]
     printed = slipstream("generate", PROMPTS[0], "--batcher", batcher, "--max-tokens", "8", *where)
     assert printed == ask(server, "continuous", PROMPTS[0], max_tokens=8).text + "\n"
+
+
+@pytest.mark.parametrize("over", ["grpc", "http"])
+def test_a_chat_goes_through_the_models_template(server: TritonServer, over: str) -> None:
+    where = ["--url", server.grpc_url] if over == "grpc" else ["--http", "--url", server.http_url]
+    printed = slipstream("generate", "What is the capital of France?", "--chat", "--max-tokens", "12", *where)
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    inputs = inputs_for("continuous", "", sampling_json(messages=chat, max_tokens=12))[1:]
+    assert printed == ask_with(server, "continuous", inputs).text + "\n"
+    assert "Paris" in printed
+
+
+def test_a_model_that_takes_text_alone_refuses_a_chat(server: TritonServer) -> None:
+    arguments = ["generate", "hello", "--chat", "--batcher", "dynamic", "--url", server.grpc_url]
+    result = CliRunner().invoke(cli.app, arguments)
+    assert isinstance(result.exception, RequestFailed)
+    assert "dynamic takes text alone" in str(result.exception)
 
 
 @pytest.mark.parametrize("model", STREAMING)

@@ -285,7 +285,7 @@ class EngineProcess:
         if self._drain_until is None:
             self._drain_until = time.monotonic() + timeout_s
         if self._engine is not None:
-            waiting = [key for key, request in self._engine.requests.items() if request.first_scheduled_time is None]
+            waiting = [key for key, request in self._engine.requests.items() if not request.started]
             self._end(waiting, "the server is shutting down")
 
     def _drain(self) -> None:

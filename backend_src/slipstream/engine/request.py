@@ -236,6 +236,11 @@ class Request:
         return self.finish_reason is not None
 
     @property
+    def started(self) -> bool:
+        """Whether anything has been computed for the prompt that it is an answer to."""
+        return (self.first or self).first_scheduled_time is not None
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether the log-probabilities of its prompt are still to come, for which all of its rows are computed."""
         return self.sampling.prompt_logprobs is not None and self.choice == 0 and not self.num_output_tokens

@@ -190,7 +190,7 @@ class ContinuousScheduler(BatchingPolicy):
         """End what is past its deadline: with the tokens so far, or where it has never run with an error."""
         everyone = chain(self.running, self.waiting, *self._unborn.values())
         for request in [request for request in everyone if now > request.deadline]:
-            if (request.first or request).first_scheduled_time is not None:
+            if request.started:
                 request.finish(FINISH_TIMEOUT, now)
             else:
                 waited_s, allowed_s = now - request.arrival_time, request.deadline - request.arrival_time

@@ -18,6 +18,7 @@ INTERRUPTED = 130
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.", show_default=False)],
     batcher: Annotated[str, typer.Option(help="The model to ask.")] = "continuous",
+    chat: Annotated[bool, typer.Option("--chat", help="Send it as a user's turn, by the model's template.")] = False,
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Wait for the whole answer.")] = False,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of the answer.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -37,6 +38,7 @@ def generate(
 ) -> None:
     """Generate text. Ctrl-C cancels the request at the server; over --http `static` and `dynamic` cannot be told."""
     sampling = _sampling(
+        messages=[{"role": "user", "content": prompt}] if chat else None,
         max_tokens=max_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -44,13 +46,14 @@ def generate(
         seed=seed,
         ignore_eos=ignore_eos or None,
     )
+    text = None if chat else prompt
     try:
         if over_http:
             http_client = HttpSlipstreamClient(url or "127.0.0.1:8000", batcher, timeout_s=timeout)
-            answer = _ask(http_client, prompt, sampling, no_stream, as_json)
+            answer = _ask(http_client, text, sampling, no_stream, as_json)
         else:
             with SlipstreamClient(url or "127.0.0.1:8001", batcher, timeout_s=timeout) as client:
-                answer = _ask(client, prompt, sampling, no_stream, as_json)
+                answer = _ask(client, text, sampling, no_stream, as_json)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
@@ -62,7 +65,11 @@ def _sampling(**options: Any) -> SamplingOptions:
 
 
 def _ask(
-    client: SlipstreamClient | HttpSlipstreamClient, prompt: str, sampling: SamplingOptions, whole: bool, quiet: bool
+    client: SlipstreamClient | HttpSlipstreamClient,
+    prompt: str | None,
+    sampling: SamplingOptions,
+    whole: bool,
+    quiet: bool,
 ) -> Generation:
     if whole:
         answer = client.generate(prompt, **sampling)
