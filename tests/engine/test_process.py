@@ -387,6 +387,20 @@ def test_a_drained_engine_finishes_what_runs_and_refuses_the_rest(serve: Any, ru
     assert door.tell({"type": "drain"}) == answers[0]
 
 
+def test_a_drain_lets_choices_finish_that_wait_for_a_seat(serve: Any, runner: GatedRunner) -> None:
+    """Their request runs: it is not ended for those of its answers that have not begun."""
+    door = serve(runner, max_num_seqs=1).open()
+    door.link.submit([new_request(0, PROMPTS[0], max_tokens=20, n=3), new_request(10, PROMPTS[1])])
+    runner.let(1)
+    door.wait_for(lambda: door.tokens(0))
+    thread, answers = drain(door, timeout_s=PATIENCE_S)
+    wait_until(lambda: (runner.let(1), door.outputs.get(10))[1], "the engine takes in the drain between two steps")
+    runner.let()
+    assert [door.end_of(number).error for number in (0, 1, 2)] == [None] * 3
+    thread.join(PATIENCE_S)
+    assert answers == [{"type": "drained", "finished": 3, "aborted": 1}]
+
+
 def test_a_drain_ends_what_takes_too_long(serve: Any, runner: GatedRunner) -> None:
     door = serve(runner).open()
     door.ask(0, PROMPTS[0], max_tokens=400)
