@@ -197,7 +197,7 @@ def disconnect(site: Site, request: SoakRequest) -> str:
 
 def deadline(site: Site, request: SoakRequest) -> str:
     """Ends at its time limit: with the tokens so far, or in the queue with an error."""
-    sampling = request.sampling(max_tokens=LONG["max_tokens"], timeout_ms=50 + request.variant % 1500)
+    sampling = request.sampling(max_tokens=LONG["max_tokens"], timeout_ms=50 + request.variant % 750)
     try:
         return _assert_timed_out(site, request, _ask_by_stream(site, request, sampling))
     except Refused as error:
