@@ -7,11 +7,12 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.10; do $$p -c '
   && echo $$p && break; done)
 DEMO_OUT ?= out/demo
 
-.PHONY: help setup model demo serve test check clean
+.PHONY: help setup model demo serve test soak check clean
 
 help:
 	@echo "make demo   set up, fetch the model, compare the batchers on a small grid, print the table"
 	@echo "make test   set up and run all tests"
+	@echo "make soak   ten minutes of mixed requests at a real server whose KV pool is too small, then what it still holds"
 	@echo "make serve  set up and start the server with all five models"
 	@echo "make check  lint and types"
 	@echo "make setup  only the virtual environment in $(VENV)"
@@ -38,6 +39,9 @@ serve: model
 
 test: model
 	@$(BIN)/python -m pytest -n 2
+
+soak: model
+	@PYTHONPATH=tests/soak:tests/server $(BIN)/python -m soak --requests 2000 --seconds 600
 
 check: setup
 	$(BIN)/ruff check .

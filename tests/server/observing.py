@@ -15,7 +15,7 @@ from helpers import ENGINES
 from slipstream_client import control
 from slipstream_client.server.tritonserver import TritonServer
 
-_GAUGES_AT_REST = (
+GAUGES_AT_REST = (
     "slipstream_requests_running",
     "slipstream_requests_waiting",
     "slipstream_kv_blocks_used",
@@ -54,7 +54,7 @@ class Metrics:
 
     def at_rest(self, engine: str) -> bool:
         """All gauges of what runs and waits are there, and 0."""
-        return all(self.samples(gauge, model=engine) == [0.0] for gauge in _GAUGES_AT_REST)
+        return all(self.samples(gauge, model=engine) == [0.0] for gauge in GAUGES_AT_REST)
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:

@@ -1,0 +1,16 @@
+"""The soak run of `make soak`, for about a minute."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers import PROMPTS
+from soak import soak
+
+pytestmark = pytest.mark.server
+
+
+@pytest.mark.parametrize("queue_order", ["priority", "fair"])
+def test_mixed_requests_at_a_pool_that_is_too_small_are_all_answered_and_leave_nothing_behind(queue_order: str) -> None:
+    report = soak(queue_order, count=120, seconds=20, prompts=PROMPTS[:2])
+    assert report.failures == [], report.table()
