@@ -91,8 +91,14 @@ def test_a_run_is_the_difference_and_its_peak_is_its_own(page: MetricsPage) -> N
         0.3,
         lambda: page.values.update(
             {
-                **{"steps": 20, "useful": 160, "computed": 300, "waste": 3.0, "peak": 20, "running": 0},
-                **{"inferences": 21, "executions": 7},
+                "steps": 20,
+                "useful": 160,
+                "computed": 300,
+                "waste": 3.0,
+                "peak": 20,
+                "running": 0,
+                "inferences": 21,
+                "executions": 7,
             }
         ),
     ).start()

@@ -30,8 +30,8 @@ class EngineFigures:
     kv_waste_fraction: float | None = None  # of the KV space held, the part without a token, averaged over steps
     kv_peak_blocks: int | None = None
     preemptions: int | None = None
-    triton_inferences: int | None = None  # rows of successful requests, by Triton's statistics of the model
-    triton_executions: int | None = None  # calls of the model that these took: fewer where Triton formed batches
+    triton_inferences: int | None = None  # rows that Triton handed to the model; of `iterative` one for each token
+    triton_executions: int | None = None  # calls of the model that these took: fewer where there were batches
     gpu_utilization: float | None = None  # mean, 0..1
     gpu_memory_bytes: int | None = None  # peak
 
