@@ -24,7 +24,7 @@ from itertools import accumulate
 import numpy as np
 
 from slipstream.config import EngineConfig
-from slipstream.engine.batch import Batch
+from slipstream.engine.batch import Batch, StepOutput
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Request, SamplingParams
 from slipstream_client.comparison.workload import make_workload
@@ -70,9 +70,9 @@ class IdleRunner:
         self.num_blocks = num_blocks
         self.token_budget = token_budget
 
-    def run(self, batch: Batch) -> list[int]:
+    def run(self, batch: Batch) -> StepOutput:
         """See Runner.run."""
-        return [1] * len(batch.sampled)
+        return StepOutput([1] * len(batch.sampled))
 
 
 class SimulatedRunner(IdleRunner):
@@ -86,7 +86,7 @@ class SimulatedRunner(IdleRunner):
     def clock(self) -> float:
         return self.now
 
-    def run(self, batch: Batch) -> list[int]:
+    def run(self, batch: Batch) -> StepOutput:
         """See Runner.run."""
         self.now += STEP_S + ROW_S * batch.num_tokens
         tokens: Counter[str] = Counter()

@@ -211,11 +211,11 @@ class ModelContract:
             return self.batch_request(request_id, [prompt], [sampling])
         request = service_pb2.ModelInferRequest(model_name=self.name, id=request_id)
         if prompt is not None:
-            _add_bytes(request, "text_input", [1], [_encode(prompt)])
+            _add_bytes(request, "text_input", [_encode(prompt)])
         if input_ids is not None:
             ids = _int32(input_ids)
             _add(request, "input_ids", "INT32", [len(ids)], ids.tobytes())
-        _add_bytes(request, "sampling_parameters", [1], [json.dumps(dict(sampling)).encode()])
+        _add_bytes(request, "sampling_parameters", [json.dumps(dict(sampling)).encode()])
         for flag in self._flags(sampling, stream):
             _add(request, flag, "BOOL", [1], b"\x01")
         return request
@@ -225,11 +225,9 @@ class ModelContract:
     ) -> service_pb2.ModelInferRequest:
         """Build one request of n rows for a model with a batch dimension."""
         request = service_pb2.ModelInferRequest(model_name=self.name, id=request_id)
-        shape = [len(prompts), 1]
-        _add_bytes(request, "text_input", shape, [_encode(prompt) for prompt in prompts])
-        _add_bytes(
-            request, "sampling_parameters", shape, [json.dumps(dict(sampling)).encode() for sampling in samplings]
-        )
+        texts = [json.dumps(dict(sampling)).encode() for sampling in samplings]
+        _add_bytes(request, "text_input", [_encode(prompt) for prompt in prompts], in_rows=True)
+        _add_bytes(request, "sampling_parameters", texts, in_rows=True)
         return request
 
     def cancel_request(self, request_id: str) -> service_pb2.ModelInferRequest:
@@ -340,8 +338,10 @@ def _add(
 
 
 def _add_bytes(
-    request: service_pb2.ModelInferRequest, name: str, shape: Sequence[int], elements: Iterable[bytes]
+    request: service_pb2.ModelInferRequest, name: str, elements: Sequence[bytes], *, in_rows: bool = False
 ) -> None:
+    """A tensor [n], or [n, 1] of rows: its shape is never another than what it holds."""
+    shape = [len(elements), 1] if in_rows else [len(elements)]
     content = b"".join(_BYTES_LENGTH.pack(len(element)) + element for element in elements)
     _add(request, name, "BYTES", shape, content)
 

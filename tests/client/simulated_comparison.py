@@ -14,6 +14,7 @@ SEATS = 16
 BLOCK = 16
 STEP_MS = ((1, 21), (2, 22), (4, 24), (8, 30), (16, 45), (32, 78), (64, 148), (128, 270), (256, 520), (8192, 16600))
 BATCHERS = ("static", "dynamic", "iterative", "continuous")
+LOCK_STEP = ("static", "dynamic")
 MODEL_NOTE = "The weights are de-quantised from Q4_1: answers are not those of the original model."
 
 
@@ -41,7 +42,7 @@ def comparison(
 
 def simulate(batcher: str, concurrency: int, count: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One run: its summary and its records."""
-    lock_step = batcher in ("static", "dynamic")
+    lock_step = batcher in LOCK_STEP
     waiting = [_request(index, *lengths) for index, lengths in enumerate(_lengths(count))]
     in_flight: list[dict[str, Any]] = []
     running: list[dict[str, Any]] = []
@@ -132,14 +133,15 @@ def _statistics(values: list[float]) -> dict[str, float] | None:
 
 
 def _summary(records: list[dict[str, Any]], useful: int, computed: int, kv_waste: float) -> dict[str, Any]:
+    batcher, concurrency = records[0]["batcher"], records[0]["concurrency"]
     streamed = [record for record in records if record["first"] is not None]
     gaps = [after[0] - before[0] for record in streamed for before, after in itertools.pairwise(record["chunks"])]
     decode = [(r["last"] - r["first"]) / (r["output_tokens"] - 1) for r in streamed if r["output_tokens"] > 1]
     duration = max(record["last"] for record in records)
     return {
-        "batcher": records[0]["batcher"],
+        "batcher": batcher,
         "executor": "native",
-        "concurrency": records[0]["concurrency"],
+        "concurrency": concurrency,
         "requests": len(records),
         "failures": 0,
         "duration_s": duration,
@@ -154,8 +156,11 @@ def _summary(records: list[dict[str, Any]], useful: int, computed: int, kv_waste
         "computed_tokens": computed,
         "padding_fraction": 1 - useful / computed,
         "kv_waste_fraction": kv_waste,
-        "kv_peak_blocks": 20 * records[0]["concurrency"] + 7,
+        "kv_peak_blocks": 20 * concurrency + 7,
         "preemptions": 0,
+        "triton_inferences": len(records),
+        # Batches as full as the clients allow where Triton, or the client, forms them.
+        "triton_executions": -(-len(records) // concurrency) if batcher in LOCK_STEP else len(records),
         "gpu_utilization": None,
         "gpu_memory_bytes": None,
         "cpu_percent": 187.4,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -12,6 +13,7 @@ from contextlib import aclosing
 import grpc
 import numpy as np
 import pytest
+from tritonclient.utils import deserialize_bytes_tensor
 
 from fake_triton import Fail, FakeTriton, Say, Wait, answer
 from slipstream_client.aio import AsyncSlipstreamClient
@@ -309,3 +311,18 @@ def test_a_stream_that_ends_without_a_last_response_is_a_failure(triton: FakeTri
 
     with pytest.raises(RequestFailed, match="before the last response"):
         asyncio.run(run())
+
+
+def test_no_text_makes_a_tensor_that_is_not_what_its_shape_says(triton: FakeTriton) -> None:
+    """VAL-05: a length before each element, as many elements as the shape has; also where a caller miscounts rows."""
+    with SlipstreamClient(triton.url) as client, SlipstreamClient(triton.url, "static") as batching:
+        single, batch = client.contract, batching.contract
+    texts = ["", "\0", "é" * 300, "\U0001f600", "\x01\x00\x00\x00a"]
+    requests = [single.request("1", text, None, {"stop": text}, stream=True) for text in texts]
+    requests += [batch.batch_request("2", texts, [{}] * count) for count in (0, 1, len(texts))]
+    for request in requests:
+        for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
+            if tensor.datatype == "BYTES":
+                assert math.prod(tensor.shape) == len(deserialize_bytes_tensor(content))
+    sent = [deserialize_bytes_tensor(request.raw_input_contents[0]).tolist() for request in requests]
+    assert sent == [*([text.encode()] for text in texts), *[[text.encode() for text in texts]] * 3]

@@ -25,10 +25,21 @@ slipstream_requests_finished_total{{model="continuous",version="1",batcher="cont
 slipstream_requests_finished_total{{model="continuous",version="1",batcher="continuous",reason="length"}} 4
 slipstream_requests_running{{model="continuous",version="1",batcher="continuous"}} {running}
 slipstream_requests_waiting{{model="continuous",version="1",batcher="continuous"}} 0
-nv_inference_count{{model="continuous",version="1"}} 12
+nv_inference_count{{model="continuous",version="1"}} {inferences}
+nv_inference_count{{model="continuous_unary",version="1"}} 5
+nv_inference_exec_count{{model="continuous",version="1"}} {executions}
 """
 
-IDLE = {"steps": 10, "useful": 100, "computed": 200, "waste": 0.5, "peak": 90, "running": 0}
+IDLE = {
+    "steps": 10,
+    "useful": 100,
+    "computed": 200,
+    "waste": 0.5,
+    "peak": 90,
+    "running": 0,
+    "inferences": 12,
+    "executions": 4,
+}
 
 
 class MetricsPage:
@@ -61,15 +72,16 @@ def page() -> Iterator[MetricsPage]:
 
 
 def test_one_engines_metrics_are_picked_and_summed_over_further_labels() -> None:
-    scrape = parse_scrape(PAGE.format(**IDLE), "continuous")
+    scrape = parse_scrape(PAGE.format(**IDLE), "continuous", "continuous")
     assert scrape.get("slipstream_computed_tokens_total") == 200
     assert scrape.get("slipstream_requests_finished_total") == 7
-    assert scrape.get("nv_inference_count") is None
+    assert scrape.get("nv_inference_count") == 12
+    assert parse_scrape(PAGE.format(**IDLE), "continuous", "continuous_unary").get("nv_inference_count") == 5
     assert not scrape.busy
 
 
 def test_a_run_is_the_difference_and_its_peak_is_its_own(page: MetricsPage) -> None:
-    watch = EngineWatch(page.url, "continuous")
+    watch = EngineWatch(page.url, "continuous", "continuous")
     watch.start()
     time.sleep(0.25)  # some readings of the page as the run before left it, with its higher peak
     page.values |= {"steps": 11, "peak": 40, "running": 3}
@@ -78,7 +90,16 @@ def test_a_run_is_the_difference_and_its_peak_is_its_own(page: MetricsPage) -> N
     threading.Timer(
         0.3,
         lambda: page.values.update(
-            {"steps": 20, "useful": 160, "computed": 300, "waste": 3.0, "peak": 20, "running": 0}
+            {
+                "steps": 20,
+                "useful": 160,
+                "computed": 300,
+                "waste": 3.0,
+                "peak": 20,
+                "running": 0,
+                "inferences": 21,
+                "executions": 7,
+            }
         ),
     ).start()
     figures = watch.stop()
@@ -89,12 +110,14 @@ def test_a_run_is_the_difference_and_its_peak_is_its_own(page: MetricsPage) -> N
         kv_waste_fraction=pytest.approx(2.5 / 10),
         kv_peak_blocks=40,
         preemptions=0,
+        triton_inferences=9,
+        triton_executions=3,
     )
 
 
 def test_nobody_at_the_address_leaves_every_figure_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream_client.comparison.engine_metrics._SETTLED_S", 0.0)
     (port,) = free_ports(1)
-    watch = EngineWatch(f"127.0.0.1:{port}", "continuous")
+    watch = EngineWatch(f"127.0.0.1:{port}", "continuous", "continuous")
     watch.start()
     assert watch.stop() == EngineFigures()

@@ -49,6 +49,23 @@ def test_it_says_when_answers_were_not_compared() -> None:
     assert "equal work is assumed, not shown" in headline(results, requests)
 
 
+def test_it_claims_nothing_about_a_dynamic_batcher_that_formed_no_batch() -> None:
+    """DYN-05: by the statistics of Triton itself; where they were not read, that is said as well."""
+    results, requests = comparison(("dynamic", "continuous"), (4,), count=12)
+    run = run_of(results, "dynamic", 4)
+    assert (run["triton_inferences"], run["triton_executions"]) == (12, 3)
+    found = headline(results, requests)
+    assert "batch" not in found
+    run["triton_executions"] = 12
+    assert headline(results, requests) == (
+        f"{found} But dynamic at concurrency 4: Triton's dynamic batcher did not batch (12 requests in 12 executions), "
+        "so this shows nothing of dynamic batching."
+    )
+    for unread in (None, 0):
+        run["triton_inferences"] = run["triton_executions"] = unread
+        assert "whether Triton's dynamic batcher formed batches is not known" in headline(results, requests)
+
+
 def test_a_comparison_of_one_batcher_or_of_none_claims_nothing() -> None:
     results, requests = comparison(("continuous",), (1, 4), count=12)
     rate = run_of(results, "continuous", 4)["output_tokens_per_s"]

@@ -122,6 +122,15 @@ def test_why_they_differ_shows_padding_waste_and_rows(page) -> None:
     assert f"width: {run['padding_fraction'] * 100:.2f}%" in shown.html
 
 
+def test_a_dynamic_batcher_that_formed_no_batch_is_shown_to_be_none(page) -> None:
+    """DYN-05."""
+    results, requests = comparison()
+    shown = page(results, requests)
+    assert [row[6] for row in shown.rows_of("dynamic", 7)] == ["1.00", "4.00", "12.00"]
+    assert "dynamic at concurrency 1: Triton's dynamic batcher did not batch (24 requests in 24 exec" in shown.text
+    assert shown.text.count("did not batch") == 1
+
+
 def test_workload_environment_note_and_definitions_are_printed(page) -> None:
     text = page(*comparison(concurrencies=(4,), count=12)).text
     text = text.replace("\N{MINUS SIGN}", "-").replace("\N{MULTIPLICATION SIGN}", "x")
@@ -217,9 +226,9 @@ def test_a_report_needs_no_statistic_that_the_server_did_not_give(page) -> None:
     results, requests = comparison(concurrencies=(4,), count=12)
     unknown = ("useful_tokens", "computed_tokens", "padding_fraction", "kv_waste_fraction", "kv_peak_blocks")
     for run in results["runs"]:
-        run |= dict.fromkeys((*unknown, "preemptions", "cpu_percent", "rss_bytes"))
+        run |= dict.fromkeys((*unknown, "preemptions", "cpu_percent", "rss_bytes", "triton_executions"))
     shown = page(results, requests)
-    assert shown.rows_of("continuous", 6)[0][1:5] == ["—"] * 4
+    assert shown.rows_of("continuous", 7)[0][1:5] == ["—"] * 4
     for run in results["runs"]:
         run |= {"gpu_utilization": 0.5, "gpu_memory_bytes": 3 * 2**30}
     assert page(results, requests).rows_of("continuous", 8)[0][5:7] == ["50.0%", "3.00 GiB"]

@@ -6,15 +6,19 @@ import contextlib
 import http.client
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import psutil
 
-from helpers import ENGINES
+from helpers import ENGINES, LONG, PROMPTS, GrpcStream
 from slipstream_client import control
 from slipstream_client.server.tritonserver import TritonServer
 
+# An engine answers between two steps, and on a busy machine a step may take seconds.
+_ENGINE_TIMEOUT_S = 30.0
+# More than an engine keeps.
+_ALL_RECORDS = 1 << 16
 GAUGES_AT_REST = (
     "slipstream_requests_running",
     "slipstream_requests_waiting",
@@ -113,7 +117,26 @@ def finished(server: TritonServer, engine: str, reason: str) -> float:
 
 def engine_status(server: TritonServer, engine: str) -> dict[str, Any]:
     """What an engine says of itself."""
-    return control.request(server.runtime_dir / f"{engine}.sock", {"type": "status"})
+    return control.request(server.runtime_dir / f"{engine}.sock", {"type": "status"}, _ENGINE_TIMEOUT_S)
+
+
+def step_records(server: TritonServer, engine: str = "continuous", *, since: float) -> list[dict[str, Any]]:
+    """What was done in each step that began after this time of `time.monotonic`, which all processes share."""
+    message = {"type": "records", "last": _ALL_RECORDS}
+    answer = control.request(server.runtime_dir / f"{engine}.sock", message, _ENGINE_TIMEOUT_S)
+    return [record for record in answer["records"] if record["start_s"] > since]
+
+
+@contextlib.contextmanager
+def others_running(server: TritonServer, number: int) -> Iterator[None]:
+    """So many other requests run in the continuous engine, and are cancelled in the end."""
+    with GrpcStream(server) as others:
+        for index in range(number):
+            prompt = PROMPTS[index % len(PROMPTS)]
+            others.send("continuous", prompt, request_id=f"other {index}", stream=False, **LONG)
+        wait_for_running(server, "continuous", number)
+        yield
+        others.cancel()
 
 
 def engine_pid(server: TritonServer, engine: str) -> int:

@@ -280,14 +280,36 @@ def test_tensors_of_a_wrong_type_or_shape_are_refused_by_the_server(
         assert error.value.code == (None if model in STREAMING else "INVALID_ARGUMENT")
 
 
-def test_bytes_without_a_length_prefix_are_refused_by_the_server(server: TritonServer) -> None:
-    for model in MODELS:
-        shape = [1] if model.startswith("continuous") else [1, 1]
-        for content in (b"", b"abc", b"\xff\xff\xff\xffabc", b"\x02\x00\x00\x00abc"):
-            text = text_tensor("text_input", ["a"], shape)
-            text._raw_content = content
-            with pytest.raises(Refused, match="text_input"):
-                ask_with(server, model, [text, text_tensor("sampling_parameters", ["{}"], shape)])
+MALFORMED_BYTES = {
+    "nothing": b"",
+    "no length": b"abc",
+    "bytes left over": b"\x02\x00\x00\x00abc",
+    "more elements than the shape": b"\x01\x00\x00\x00a\x01\x00\x00\x00b",
+}
+BEYOND_THE_END = b"\xff\xff\xff\xffabc"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_malformed_bytes_are_refused_by_name_and_those_beside_them_are_served(
+    server: TritonServer, golden: dict[str, list[int]], model: str
+) -> None:
+    """VAL-05: all but a length beyond the end where Triton batches; see the README."""
+    malformed = [*MALFORMED_BYTES.values(), *([BEYOND_THE_END] if model.startswith("continuous") else [])]
+    shape = [1] if model.startswith("continuous") else [1, 1]
+
+    def check(case: tuple[str, bytes]) -> None:
+        name, content = case
+        tensors = {"text_input": PROMPT, "sampling_parameters": "{}"}
+        inputs = {each: text_tensor(each, [value], shape) for each, value in tensors.items()}
+        inputs[name]._raw_content = content
+        with pytest.raises(Refused, match=name):
+            ask_with(server, model, list(inputs.values()))
+
+    cases = [(name, bad) for name in ("text_input", "sampling_parameters") for bad in malformed]
+    with ThreadPoolExecutor(len(cases) + len(PROMPTS)) as pool:
+        good = [pool.submit(ask, server, model, prompt, max_tokens=4) for prompt in PROMPTS]
+        list(pool.map(check, cases))
+        assert [answer.result().ids for answer in good] == [golden[prompt][:4] for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b'{"text_input": "\\ud83d"}', b'{"text_input": null}'])
@@ -326,3 +348,13 @@ def test_a_batch_input_of_another_size_than_its_neighbour_is_refused_by_the_serv
     with pytest.raises(Refused) as error:
         ask_with(server, "static", [text, sampling])
     assert error.value.code == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("model", ["static", "dynamic", "iterative"])
+def test_a_length_beyond_the_end_is_refused_by_name_where_triton_batches(server: TritonServer, model: str) -> None:
+    """VAL-05: sent alone, since Triton gives every request of its batch the same error."""
+    for index, name in enumerate(("text_input", "sampling_parameters")):
+        inputs = inputs_for(model, PROMPT, b"{}")
+        inputs[index]._raw_content = BEYOND_THE_END
+        with pytest.raises(Refused, match=f"incomplete string data for inference input '{name}'"):
+            ask_with(server, model, inputs)

@@ -104,8 +104,25 @@ def test_compare_measures_all_batchers_and_finds_their_answers_equal(server: Tri
         assert figures["kv_peak_blocks"] >= 2
         assert (figures["ttft_ms"] is not None) == (batcher in STREAMING)
         assert figures["cpu_percent"] is None, "the server is not a child of this comparison"
+        assert figures["triton_inferences"] == (3 * 6 if batcher == "iterative" else 3)
+    # DYN-05: what makes the run of `dynamic` one of dynamic batching.
+    assert runs["static"]["triton_executions"] == 1
+    assert runs["dynamic"]["triton_executions"] < 3
+    assert runs["continuous"]["triton_executions"] <= 3
     records = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert len(records) == 12
     assert {record["output_tokens"] for record in records} == {6}
     assert {record["stats"]["cached_tokens"] for record in records} == {0}
     assert "<html" in (tmp_path / "report.html").read_text()
+
+
+def test_compare_says_where_the_dynamic_batcher_did_not_batch(server: TritonServer, tmp_path: Path) -> None:
+    """DYN-05: a client that sends one request after the other leaves it nothing to batch."""
+    where = ["--url", server.grpc_url, "--metrics-url", server.metrics_url, "--out", tmp_path]
+    load = ["--batchers", "dynamic,continuous", "--workload", "fixed:8,2", "--concurrency", "1", "--requests", "2"]
+    printed = " ".join(slipstream("compare", *where, *load).split())
+    said = "dynamic at concurrency 1: Triton's dynamic batcher did not batch (2 requests in 2 executions)"
+    assert said in printed
+    assert said in (tmp_path / "report.html").read_text().replace("&#39;", "'")
+    (run, _) = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert (run["triton_inferences"], run["triton_executions"]) == (2, 2)

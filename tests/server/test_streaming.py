@@ -27,6 +27,7 @@ from helpers import (
 )
 from slipstream_client.client import SlipstreamClient
 from slipstream_client.server.tritonserver import TritonServer
+from slipstream_client.tensors import Chunk, RequestFailed, SamplingOptions, parse_json_chunk
 
 pytestmark = pytest.mark.server
 
@@ -86,6 +87,7 @@ def test_the_end_of_sequence_token_ends_an_answer_and_is_no_text(server: TritonS
 
 
 def test_without_stream_there_is_exactly_one_response(server: TritonServer, whole: Answer) -> None:
+    """TRI-03: text and end in one, which is what makes HTTP generate work (fixture `whole`)."""
     with GrpcStream(server) as stream:
         responses = stream.send("continuous", PROMPT, stream=False, max_tokens=NUM_TOKENS).collect()
     assert [(response.text, response.final) for response in responses] == [(whole.text, True)]
@@ -132,6 +134,7 @@ def test_plain_inference_answers_over_grpc_and_http(server: TritonServer, whole:
 
 
 def test_plain_inference_on_a_streaming_model_is_refused_by_the_server(server: TritonServer) -> None:
+    """TRI-03: README: "take `continuous_unary`"."""
     for model in STREAMING:
         inputs = inputs_for(model, PROMPT, sampling_json(max_tokens=1))
         with triton_grpc.InferenceServerClient(server.grpc_url) as client, pytest.raises(Exception, match="decoupled"):
@@ -141,6 +144,16 @@ def test_plain_inference_on_a_streaming_model_is_refused_by_the_server(server: T
             {"name": "sampling_parameters", "datatype": "BYTES", "shape": [1] * len(inputs[0].shape()), "data": ["{}"]},
         ]
         assert post(server, f"models/{model}/infer", {"inputs": tensors})[0] in (400, 501)
+
+
+@pytest.mark.parametrize("model", STREAMING)
+def test_generate_on_a_stream_says_that_generate_stream_is_for_it(server: TritonServer, model: str) -> None:
+    """TRI-03: as Triton does, with status 200."""
+    status, answer = generate(server, model, generate_body(model, PROMPT, stream=True, max_tokens=4))
+    assert (status, list(answer)) == (200, ["error"])
+    assert "exactly 1 response, use generate stream" in answer["error"]
+    with pytest.raises(RequestFailed, match="use generate stream"):
+        parse_json_chunk(answer, final=True)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 16])
@@ -197,18 +210,34 @@ def test_scalar_request_parameters_stand_in_for_sampling_parameters(
     assert generate(server, "continuous", body)[1]["num_output_tokens"] == 4
 
 
-def test_our_client_streams_many_requests_over_one_connection(
+def test_our_client_tells_interleaved_requests_on_one_stream_apart(
     server: TritonServer, golden: dict[str, list[int]]
 ) -> None:
+    """TRI-04: eight answers piece by piece in turn, each as it is alone; the error of a ninth request ends no other."""
+    greedy: SamplingOptions = {"max_tokens": NUM_TOKENS, "temperature": 0, "return_token_ids": True}
+    chunks: dict[str, list[Chunk]] = {prompt: [] for prompt in PROMPTS}
     with SlipstreamClient(server.grpc_url) as client:
-        streams = {
-            prompt: client.stream(prompt, max_tokens=8, temperature=0, return_token_ids=True) for prompt in PROMPTS
-        }
-        for prompt, stream in streams.items():
-            chunks = list(stream)
-            assert chunks[-1].stats is not None
-            assert chunks[-1].stats["output_ids"] == golden[prompt][:8]
-            assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+        alone = {prompt: client.generate(prompt, **greedy).text for prompt in PROMPTS}
+        running = {prompt: client.stream(prompt, **greedy) for prompt in PROMPTS}
+        one_stream = client._shared._connection
+        first = {prompt: next(stream) for prompt, stream in running.items()}
+        with pytest.raises(RequestFailed, match="temperature"):
+            next(client.stream(PROMPT, temperature=-1))
+        for prompt, chunk in first.items():
+            chunks[prompt].append(chunk)
+        while running:
+            for prompt, stream in list(running.items()):
+                chunk = next(stream, None)
+                if chunk is None:
+                    del running[prompt]
+                else:
+                    chunks[prompt].append(chunk)
+        assert client._shared._connection is one_stream
+    for prompt, received in chunks.items():
+        assert "".join(chunk.text for chunk in received) == alone[prompt]
+        assert received[-1].stats is not None
+        assert received[-1].stats["output_ids"] == golden[prompt][:NUM_TOKENS]
+        assert [chunk.final for chunk in received] == [False] * (len(received) - 1) + [True]
 
 
 def test_stats_say_how_the_request_fared(server: TritonServer, golden: dict[str, list[int]]) -> None:

@@ -25,6 +25,7 @@ from slipstream_client.comparison.progress import CompareProgress
 from slipstream_client.comparison.server_facts import read_contracts
 from slipstream_client.comparison.workload import make_workload
 from slipstream_client.errors import SlipstreamError
+from slipstream_client.report.batching import batching_doubt
 from slipstream_client.report.compare_table import compare_tables
 
 _SERVER_START_S = 20
@@ -226,6 +227,8 @@ def _show(comparison: Comparison, report: Path | None, as_json: bool, notes: Con
         console = console if console.is_terminal else Console(width=132)
         for table in compare_tables(results, comparison.request_lines(), console.width):
             console.print(table)
+        for doubt in filter(None, map(batching_doubt, results["runs"])):
+            console.print(doubt, highlight=False, markup=False)
         console.print(_quality_text(results["quality"]), highlight=False)
     mismatches = comparison.input_mismatches()
     if mismatches:

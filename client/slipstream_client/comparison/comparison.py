@@ -162,7 +162,7 @@ class Comparison:
         target, engine, processes = self.target, None, None
         own = target.contracts[batcher]
         if target.metrics_url:
-            engine = EngineWatch(target.metrics_url, own.engine)
+            engine = EngineWatch(target.metrics_url, own.engine, own.name)
         if target.process_ids:
             others = {name for contract in target.contracts.values() for name in (contract.name, contract.engine)}
             processes = ProcessWatch(target.process_ids, others - {own.name, own.engine})

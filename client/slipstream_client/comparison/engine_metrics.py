@@ -1,4 +1,4 @@
-"""What an engine counted during a run, read from the server's Prometheus metrics four times a second."""
+"""What an engine and Triton counted during a run, read from the server's Prometheus metrics four times a second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PERIOD_S = 0.25
 _SETTLED_S = 0.8
 _SETTLE_TIMEOUT_S = 10.0
 
-_LINE = re.compile(r"^((?:slipstream|nv_gpu)_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
+_LINE = re.compile(r"^((?:slipstream|nv_gpu|nv_inference)_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -30,6 +30,8 @@ class EngineFigures:
     kv_waste_fraction: float | None = None  # of the KV space held, the part without a token, averaged over steps
     kv_peak_blocks: int | None = None
     preemptions: int | None = None
+    triton_inferences: int | None = None  # rows that Triton handed to the model; of `iterative` one for each token
+    triton_executions: int | None = None  # calls of the model that these took: fewer where there were batches
     gpu_utilization: float | None = None  # mean, 0..1
     gpu_memory_bytes: int | None = None  # peak
 
@@ -40,7 +42,7 @@ class EngineFigures:
 
 @dataclass(frozen=True)
 class Scrape:
-    """One reading: the values of one engine's metrics by name (summed over further labels), and the GPUs'."""
+    """One reading: an engine's and its model's metrics by name (summed over further labels), and the GPUs'."""
 
     values: Mapping[str, float]
 
@@ -53,21 +55,23 @@ class Scrape:
         return bool(running or waiting)
 
 
-def parse_scrape(text: str, engine: str) -> Scrape:
-    """Pick one engine's metrics and the GPUs' from Prometheus text."""
+def parse_scrape(text: str, engine: str, model: str) -> Scrape:
+    """Pick one engine's metrics, Triton's of one model and the GPUs' from Prometheus text."""
     values: dict[str, float] = {}
     for name, label_text, value in _LINE.findall(text):
         labels = dict(_LABEL.findall(label_text))
-        if name.startswith("nv_gpu_") or labels.get("model") == engine:
+        owner = model if name.startswith("nv_inference_") else engine
+        if name.startswith("nv_gpu_") or labels.get("model") == owner:
             values[name] = values.get(name, 0.0) + float(value)
     return Scrape(values)
 
 
 class EngineWatch:
-    """Watches one engine from `start` to `stop`, in a thread of its own."""
+    """Watches one engine, and what Triton does with one of its models, from `start` to `stop`; a thread of its own."""
 
-    def __init__(self, url: str, engine: str) -> None:
+    def __init__(self, url: str, engine: str, model: str) -> None:
         self._engine = engine
+        self._model = model
         self._server = TritonHttp(url)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="slipstream-metrics", daemon=True)
@@ -97,7 +101,7 @@ class EngineWatch:
 
     def _read(self) -> Scrape | None:
         try:
-            scrape = parse_scrape(self._server.metrics(), self._engine)
+            scrape = parse_scrape(self._server.metrics(), self._engine, self._model)
         except (TritonUnreachable, TritonRefused):
             return None
         # Until the engine publishes its first step of this run, the high-water mark is still that of the run before.
@@ -134,6 +138,8 @@ class EngineWatch:
             kv_waste_fraction=wasted / steps if wasted is not None and steps else None,
             kv_peak_blocks=_whole(self._peak_blocks),
             preemptions=_whole(added("slipstream_preemptions_total")),
+            triton_inferences=_whole(added("nv_inference_count")),
+            triton_executions=_whole(added("nv_inference_exec_count")),
             gpu_utilization=sum(utilization) / len(utilization) if utilization else None,
             gpu_memory_bytes=_whole(self._gpu_memory),
         )

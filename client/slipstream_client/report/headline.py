@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slipstream_client.report.batching import batching_doubt
 from slipstream_client.report.series import (
     Run,
     baseline_name,
@@ -48,7 +49,8 @@ def headline(results: dict, requests: Sequence[dict]) -> str:
         count = len(quality["different"]) or "some"
         return cannot + f"the batchers gave different answers ({count} of {quality['compared']} comparisons)."
     unchecked = "" if quality["compared"] else " The answers were not compared, so equal work is assumed, not shown."
-    return _verdict(subject, base, requests) + unchecked
+    doubts = "".join(f" But {doubt}." for run in (subject, base) if (doubt := batching_doubt(run)))
+    return _verdict(subject, base, requests) + unchecked + doubts
 
 
 def _alone(run: Run) -> str:

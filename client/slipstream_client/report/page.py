@@ -17,6 +17,7 @@ from typing import Any
 import jinja2
 
 from slipstream_client.report import series, timeline
+from slipstream_client.report.batching import batching_doubt, mean_batch
 from slipstream_client.report.charts import CHARTS, DARK, LIGHT, chart_svg
 from slipstream_client.report.headline import SAME_WITHIN, headline
 from slipstream_client.report.series import Run, series_name, succeeded
@@ -45,6 +46,11 @@ class Row:
     throughput: Ratio | None
     e2e_mean: Ratio | None
     e2e_tail: Ratio | None
+
+    @property
+    def mean_batch(self) -> float | None:
+        """By Triton's statistics."""
+        return mean_batch(self.run)
 
     @property
     def no_stream(self) -> bool:
@@ -79,6 +85,7 @@ def write_report(results: dict, requests: list[dict], out: Path) -> Path:
         charts={name: _chart_images(results, requests, name) for name in CHARTS} if runs else {},
         timeline=drawn,
         ticks=timeline.ticks(drawn.span),
+        doubts=list(filter(None, map(batching_doubt, runs))),
         errors=_errors(requests),
         retries=sum(record.get("retries") or 0 for record in requests),
         lengths=_lengths(highest, requests),
