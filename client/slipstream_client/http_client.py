@@ -7,6 +7,7 @@ import http.client
 import json
 import uuid
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -104,8 +105,9 @@ class HttpSlipstreamClient:
             # The end of the response is the only end mark that Triton's server-sent events have.
             running = int(sampling.get("n") or 1)
             for event in parse_events(answer):
-                running -= bool(event.get("finish_reason"))
-                yield from parse_json_rows(event, final=not running)
+                chunks = parse_json_rows(event, final=False)
+                running -= sum(chunk.finish_reason is not None for chunk in chunks)
+                yield from (replace(chunk, final=not running) for chunk in chunks)
             if running:
                 raise RequestFailed("the server closed the stream before the last response", "UNAVAILABLE")
         except (OSError, http.client.HTTPException) as error:

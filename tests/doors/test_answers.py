@@ -175,6 +175,14 @@ def test_an_answer_that_takes_more_than_its_bound_ends_with_an_error(door: Door)
     assert (door.senders[1].finals, door.cancelled) == (1, [1])
 
 
+def test_the_bound_of_an_answer_is_in_bytes_and_not_in_characters(door: Door) -> None:
+    door.start(1, max_bytes=3500)
+    two_bytes_each = [900] * 1000
+    door.hear(Output(1, two_bytes_each))
+    assert len(texts(door.senders[1]).encode()) == 2000
+    assert "max_response_bytes allows 3500" in door.senders[1].sent[-1]["error"]
+
+
 def test_whoever_asks_for_cancellations_does_not_wait_for_a_send_that_hangs(door: Door) -> None:
     """Some versions of Triton let a sender wait until the client reads."""
     answer = door.start(1)

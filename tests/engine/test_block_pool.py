@@ -38,6 +38,7 @@ def test_no_operation_loses_a_block(num_blocks: int, operations: list[tuple[str,
         assert pool.num_shares == len(held) - len(set(held))
         for table in tables:
             assert pool.num_exclusive(table) == sum(held.count(block) == 1 for block in table)
+        assert pool.num_exclusive(*tables) == len(set(held))
 
 
 def test_kept_blocks_go_last_and_the_one_given_back_longest_ago_first() -> None:

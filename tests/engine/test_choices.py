@@ -169,3 +169,20 @@ def test_a_prompt_is_counted_once_whatever_n_is() -> None:
     observed.run()
     stats = observed.engine.stats()
     assert (stats.prompt_tokens, stats.prefix_queried_tokens, stats.prefix_hit_tokens) == (PROMPT, PROMPT, 0)
+
+
+def test_a_more_urgent_request_takes_what_choices_hold_together() -> None:
+    """No single choice holds the prompt's blocks alone; all of them make room, the urgent one does not wait."""
+    observed = make_engine(
+        runner=ScriptedRunner(16, token_budget=256), queue_order="priority", max_num_seqs=8, prefix_cache=False
+    )
+    shared, urgent = make_request(0, 10 * BLOCK_SIZE, 24, n=3, ignore_eos=True), make_request(9, 10 * BLOCK_SIZE, 1)
+    shared.priority = 1
+    observed.add(shared)
+    while observed.scheduler.num_running < 3:
+        observed.step()
+    observed.add(urgent)
+    observed.step()
+    assert urgent.key in observed.reasons
+    observed.run()
+    observed.check_end()

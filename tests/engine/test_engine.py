@@ -70,6 +70,20 @@ def test_a_failed_step_spares_those_who_were_not_in_it() -> None:
     observed.check_end()
 
 
+def test_what_ends_beside_a_failed_step_is_known_no_more() -> None:
+    """Its deadline had passed when the step that failed was scheduled: another abort of it must find nothing."""
+    observed = ObservedEngine(make_config(max_num_seqs=2), ScriptedRunner(20, failing_steps={1}))
+    late = make_request(1, 9, 6, ignore_eos=True)
+    observed.add(make_request(0, 9, 6, ignore_eos=True))
+    observed.add(late)
+    observed.step()
+    late.deadline = 0.0
+    observed.step()
+    assert observed.reasons == {(DOOR, 0): "error", (DOOR, 1): "timeout"}
+    observed.cancel(1)
+    observed.check_end()
+
+
 def test_broken_logits_end_one_request_and_count_as_no_token() -> None:
     """SAM-02: the neighbour in the batch goes on."""
     observed = ObservedEngine(make_config(), ScriptedRunner(20, not_finite={((DOOR, 0), 2)}))

@@ -16,7 +16,7 @@ import pytest
 from deadline import wait_until
 from door import Door
 from slipstream.config import EngineConfig
-from slipstream.engine.link import EngineFailed
+from slipstream.engine.link import EngineFailed, EngineLink
 from slipstream.errors import Unavailable
 from slipstream_client import control
 from tiny_model import TinyEngine, make_config, make_prompts
@@ -128,6 +128,19 @@ def test_a_killed_engine_is_reported_at_once_and_comes_back_by_itself(
     victim.link.close()
     wait_until(lambda: not psutil.pid_exists(second), "the engine ends after its last door")
     assert [path.name for path in victim.directory.iterdir()] == ["tiny.lock"]
+
+
+def test_a_cancel_that_meets_the_engines_end_changes_nothing(
+    tiny: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads of a door that watch for clients must outlive it, though the engine was up when they looked."""
+    link = EngineLink(tiny, tmp_path, on_update=print, on_down=print)
+    monkeypatch.setattr(EngineLink, "up", True)
+    link.cancel([1])
+    link.finish([2])
+    with pytest.raises(Unavailable, match="has not started"):
+        link.submit([])
+    link.close()
 
 
 def test_an_engine_that_cannot_serve_its_model_says_why(

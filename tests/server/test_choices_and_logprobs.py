@@ -70,10 +70,9 @@ def test_choices_are_the_same_streamed_or_whole_by_any_client(
     )
     whole = client.generate(PROMPTS[4], n=3, **DRAWN)
     assert [choice.text for choice in (whole, *whole.others)] == [choice.text for choice in choices]
-    if model == "continuous":
-        streamed = Generation.of_chunks(client.stream(PROMPTS[4], n=3, **DRAWN))
-        assert [choice.text for choice in (streamed, *streamed.others)] == [choice.text for choice in choices]
-        assert [choice.finish_reason for choice in (streamed, *streamed.others)] == ["length"] * 3
+    streamed = Generation.of_chunks(client.stream(PROMPTS[4], n=3, **DRAWN))
+    assert [choice.text for choice in (streamed, *streamed.others)] == [choice.text for choice in choices]
+    assert [choice.finish_reason for choice in (streamed, *streamed.others)] == ["length"] * 3
     if not over_http:
         client.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import Any
 
@@ -11,7 +10,7 @@ import triton_python_backend_utils as pb_utils
 
 from slipstream.doors.door import count_tensor, error_response, output_error, read_scalar, stats_json, text_tensor
 from slipstream.doors.fields import RequestFields
-from slipstream.doors.logprobs import logprobs_entry
+from slipstream.doors.logprobs import logprobs_json
 from slipstream.doors.text import Detokenizer, StopStrings, TextCodec
 from slipstream.engine.messages import NewRequest, Output
 from slipstream.engine.request import FINISH_STOP, TokenLogprobs
@@ -225,7 +224,7 @@ class Answer:
             texts["prompt_logprobs"] = [self._prompt_logprobs_json()]
         if "stats" in self._wanted:
             texts["stats"] = [choice.stats for choice in choices]
-        self._sent_bytes += _RESPONSE_BYTES + sum(len(text) for column in texts.values() for text in column)
+        self._sent_bytes += _RESPONSE_BYTES + sum(len(text.encode()) for column in texts.values() for text in column)
         tensors = [text_tensor(name, column, (len(column),)) for name, column in texts.items()]
         shape = (len(choices),)
         if len(self._choices) > 1:
@@ -245,14 +244,14 @@ class Answer:
     def _logprobs_json(self, choice: Choice) -> str:
         if self._fields.sampling.logprobs is None:
             return "null"
-        return json.dumps([logprobs_entry(scores, self._codec) for scores in choice.logprobs])
+        return logprobs_json(choice.logprobs, self._codec)
 
     def _prompt_logprobs_json(self) -> str:
         """With the first response alone; the first token has nothing before it to follow from."""
         if self._prompt_logprobs is None:
             return "null"
         scores, self._prompt_logprobs = self._prompt_logprobs, None
-        return json.dumps([None, *(logprobs_entry(each, self._codec) for each in scores)])
+        return logprobs_json([None, *scores], self._codec)
 
     def _send(self, response: Any, final: bool) -> None:
         self.final = final

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 
 
 class BlockPool:
@@ -89,9 +90,12 @@ class BlockPool:
         """How many of `blocks` are free."""
         return sum(not self._num_holders[block] for block in blocks)
 
-    def num_exclusive(self, table: list[int]) -> int:
-        """How many blocks of a table no other table holds."""
-        return sum(self._num_holders[block] == 1 for block in table) if self.num_shares else len(table)
+    def num_exclusive(self, *tables: list[int]) -> int:
+        """How many blocks of these tables no other table holds: what is free once all of them are given back."""
+        if not self.num_shares:
+            return sum(map(len, tables))
+        holders = Counter(chain.from_iterable(tables))
+        return sum(self._num_holders[block] == count for block, count in holders.items())
 
     def check(self, tables: list[list[int]]) -> None:
         """Assert that every block is either free or held exactly as often as it stands in the given tables."""

@@ -99,17 +99,16 @@ class Engine:
             log.exception("a step failed; its requests are ended")
             keys = [chunk.request.key for chunk in batch.chunks if not chunk.request.finished]
             ended = self.abort(keys, FINISH_ERROR, f"the step that computed it failed: {type(error).__name__}: {error}")
-            return ended + scheduler.update(Batch(), [], self._clock())
+            ended += self._update(Batch(), [], self._clock())
+            self._check_when_idle()
+            return ended
         computed = self._clock()
         record.sampled_rows = sum(
             token_id >= 0 and not chunk.request.finished
             for chunk, token_id in zip(batch.sampled, output.token_ids, strict=True)
         )
         _keep_logprobs(output)
-        changed = scheduler.update(batch, output.token_ids, computed)
-        for request in changed:
-            if request.finished:
-                self._forget(request)
+        changed = self._update(batch, output.token_ids, computed)
         changed += self._end_what_is_stuck(progress=bool(batch.chunks or changed))
         self._check_when_idle()
         record.run_s = computed - record.start_s - record.schedule_s
@@ -133,6 +132,14 @@ class Engine:
         stats.finished = dict(self.num_finished)
         self._blocks_peak = 0
         return stats
+
+    def _update(self, batch: Batch, token_ids: list[int], now: float) -> list[Request]:
+        """Let the scheduler take in a step; what has ended with it, or before it, is known no more."""
+        changed = self.scheduler.update(batch, token_ids, now)
+        for request in changed:
+            if request.finished:
+                self._forget(request)
+        return changed
 
     def _compute(self, batch: Batch) -> StepOutput:
         if batch.copies:

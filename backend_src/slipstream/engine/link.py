@@ -7,6 +7,7 @@ the door's own threads only append to a queue.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -101,12 +102,12 @@ class EngineLink:
 
     def cancel(self, ids: Sequence[int]) -> None:
         """End requests; with the engine down they have ended already."""
-        if self.up:
+        with contextlib.suppress(Unavailable):
             self._put(Cancel(list(ids)))
 
     def finish(self, ids: Sequence[int]) -> None:
         """End requests that have brought all that is wanted; with the engine down they have ended already."""
-        if self.up:
+        with contextlib.suppress(Unavailable):
             self._put(Cancel(list(ids), FINISH_STOP))
 
     def close(self) -> None:

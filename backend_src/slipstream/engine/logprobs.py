@@ -23,9 +23,10 @@ def score(logits: torch.Tensor, token_ids: Sequence[int], num_likeliest: Sequenc
     # As many for every row, so that a row's list does not depend on what the others want.
     most = min(MOST_LOGPROBS, logits.shape[1])
     likeliest, places = values.topk(most, dim=-1) if any(num_likeliest) else (values[:, :0], ids[:, :0])
+    all_likeliest, all_places = likeliest.tolist(), places.tolist()
     scored = []
     for row, wanted in enumerate(num_likeliest):
-        pairs = zip(likeliest[row].tolist(), places[row].tolist(), strict=True)
+        pairs = zip(all_likeliest[row], all_places[row], strict=True)
         kept = sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:wanted]
         scored.append(
             TokenLogprobs(

@@ -89,11 +89,10 @@ class Output(msgspec.Struct, omit_defaults=True):
     @classmethod
     def news_of(cls, request: Request) -> Output:
         """What has not been reported of a request yet; reported herewith."""
-        output, reported = request.output_ids, request.num_reported
-        request.num_reported = len(output)
+        reported, request.num_reported = request.num_reported, request.num_output_tokens
         return cls(
             id=request.key[1],
-            token_ids=output[reported:],
+            token_ids=request.token_ids[request.num_prompt_tokens + reported :],
             logprobs=request.logprobs[reported:],
             prompt_logprobs=[] if reported else request.prompt_logprobs,
             finish_reason=request.finish_reason,

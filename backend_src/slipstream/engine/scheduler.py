@@ -263,7 +263,7 @@ class ContinuousScheduler(BatchingPolicy):
         """Preempt one running sequence that has to give way to a waiting one; None if there is none."""
         gives_way = self.waiting.gives_way
         yielding = [running for running in self.running if not running.finished and gives_way(running, request)]
-        held = sum(self.pool.num_exclusive(running.block_table) for running in yielding)
+        held = self.pool.num_exclusive(*(running.block_table for running in yielding))
         if not yielding or self.pool.blocks_for(request.num_tokens + 1) > self.pool.num_free + held:
             return None
         victim = self.waiting.victim(yielding)
