@@ -57,15 +57,15 @@ class Report:
         return "\n".join([*self._requests(), "", *self._memory(), "", *self._state(), "", *self._verdict()])
 
     def _failures(self) -> Iterator[str]:
-        for ended in self.ended:
-            if ended.wrong is not None:
-                yield f"{ended.request}: {ended.wrong}"
+        wrong = [ended for ended in self.ended if ended.wrong is not None]
+        for ended in wrong:
+            yield f"{ended.request}: {ended.wrong}"
         numbers = Counter(ended.request.number for ended in self.ended)
         if set(numbers.values()) != {1} or len(numbers) != self.num_requests:
             yield f"{len(numbers)} requests of {self.num_requests} have ended, {len(self.ended)} times in all"
-        seen = Counter(ended.outcome for ended in self.ended if ended.outcome != REFUSED and ended.wrong is None)
+        seen = Counter(ended.outcome for ended in self.ended if ended.outcome != REFUSED)
         counted = Counter(self.end.finished) - Counter(self.start.finished)
-        if counted != seen:
+        if counted != seen and not wrong:
             yield f"the engine counted {dict(counted)}, the clients saw {dict(seen)}"
         if self.end.preemptions == self.start.preemptions:
             yield "nothing was preempted, so the pool was not short"

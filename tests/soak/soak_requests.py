@@ -160,7 +160,8 @@ def stop(site: Site, request: SoakRequest) -> str:
     string = text[start : start + 6]
     num_tokens = next(count for count in range(1, len(ids) + 1) if string in site.text_of(ids[:count]))
     answer = _ask(site, request, request.sampling(**how_to_sample(False), max_tokens=LONGEST, stop=[string]))
-    assert (answer.ids, answer.text) == (ids[:num_tokens], text[: text.find(string)])
+    expected = (ids[:num_tokens], text[: text.find(string)])
+    assert (answer.ids, answer.text) == expected, f"{answer} instead of {expected}, which {string!r} ends"
     assert (answer.finish_reason, answer.stats["stop_reason"]) == ("stop", string)
     return "stop"
 
