@@ -328,6 +328,41 @@ def test_a_cancel_on_either_side_of_the_last_step_leaves_one_terminal_state() ->
         observed.check_end()
 
 
+@pytest.mark.parametrize("reason", ["cancelled", "timeout"])
+def test_a_preempted_request_ends_in_the_queue_with_the_tokens_it_had(reason: str) -> None:
+    observed = three_full_sequences()
+    observed.step()
+    victim = observed.requests[(DOOR, 2)]
+    assert list(observed.scheduler.waiting) == [victim]
+    had = list(observed.delivered[victim.key])
+    assert had
+    if reason == "cancelled":
+        observed.cancel(2)
+    else:
+        victim.deadline = 0.0
+        assert victim in observed.step()
+    assert (observed.reasons[victim.key], observed.delivered[victim.key]) == (reason, had)
+    assert observed.scheduler.num_waiting == 0
+    observed.run()
+    observed.check_end()
+
+
+@pytest.mark.parametrize("after_s", [0.0005, 0.0015])
+def test_a_deadline_counts_where_it_is_over_when_the_step_begins(after_s: float) -> None:
+    """On either side of the step that gives the last token: over before it, or only when it has come."""
+    observed = engine(10)
+    request = endless(0, 12, 2)
+    observed.add(request)
+    observed.step()
+    # The clock moves by a millisecond when the step asks for the time.
+    request.deadline = observed.engine._clock.now + after_s
+    observed.step()
+    in_time = after_s > 0.001
+    assert observed.reasons == {request.key: "length" if in_time else "timeout"}
+    assert len(observed.delivered[request.key]) == (2 if in_time else 1)
+    observed.check_end()
+
+
 def test_a_waiting_request_can_be_cancelled() -> None:
     observed = engine(10, max_num_seqs=1)
     observed.add(endless(0, 3, 3))

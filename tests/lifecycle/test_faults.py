@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2_grpc
 
-from helpers import LONG, PROMPTS, Answer, GrpcStream, Refused, ask
+from helpers import LONG, PROMPTS, Answer, GrpcStream, Refused, ask, events_of, generate_body
 from observing import Metrics, engine_pid, wait_for_gauge, wait_for_running, wait_until, wait_until_at_rest
+from slipstream_client.client import SlipstreamClient
+from slipstream_client.tensors import RequestFailed, parse_rows
 from spare import SPARE_QUEUE, SPARE_SEATS, Spare, refusal, refused_at_once
 
 pytestmark = pytest.mark.server
@@ -75,6 +84,57 @@ def test_continuous_engine_killed_while_it_answers_and_again_while_it_loads(spar
     assert greedy(spare, "continuous") == before
     # Counters never fall, though the new engine counts from nothing.
     assert Metrics(server).value("generation_tokens_total", "continuous") >= counted + 3 * NUM_TOKENS
+
+
+def test_an_error_after_streamed_tokens_leaves_the_text_so_far_and_ends_the_request(spare: Spare) -> None:
+    """TRI-07: over a bare gRPC stream, server-sent events and our client, whose engine dies after three chunks."""
+    server = spare.server
+    whole = ask(server, "continuous", PROMPTS[0], max_tokens=40, ignore_eos=True).text
+    with SlipstreamClient(server.grpc_url) as client, grpc.insecure_channel(server.grpc_url) as channel:
+        bare = client.contract.request("bare", PROMPTS[0], None, {"temperature": 0, **LONG}, stream=True)
+        messages = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([bare]))
+        ours = client.stream(PROMPTS[0], temperature=0, **LONG)
+        with sse_stream(server.http_url, generate_body("continuous", PROMPTS[0], stream=True, **LONG)) as events:
+            streamed: dict[str, list[Any]] = {
+                "bare": [next(messages).infer_response for _ in range(3)],
+                "ours": [next(ours) for _ in range(3)],
+                "sse": [next(events) for _ in range(3)],
+            }
+            killed_at = kill_engine(spare, "continuous")
+            died = "engine 'continuous' died and is being started again"
+
+            # Read to its end, which comes because the request has ended.
+            *more, last = messages
+            assert [message.error_message for message in more] == [""] * len(more)
+            assert last.error_message == f"UNAVAILABLE: {died}"
+            assert {message.infer_response.id for message in (*more, last)} == {"bare"}
+            streamed["bare"] += [message.infer_response for message in more]
+
+            *more_events, last_event = events
+            assert last_event == {"error": f"UNAVAILABLE: {died}"}
+            streamed["sse"] += more_events
+
+            with pytest.raises(RequestFailed) as error:
+                streamed["ours"].extend(ours)
+            assert (error.value.text, error.value.code) == (died, "UNAVAILABLE")
+    texts = {
+        "bare": "".join(parse_rows(response)[0].text for response in streamed["bare"]),
+        "ours": "".join(chunk.text for chunk in streamed["ours"]),
+        "sse": "".join(event["text_output"] for event in streamed["sse"]),
+    }
+    for text in texts.values():
+        length = min(len(text), len(whole))
+        assert length > 0
+        assert text[:length] == whole[:length]
+    wait_until_back(spare, "continuous", killed_at)
+
+
+@contextlib.contextmanager
+def sse_stream(url: str, body: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
+    """The events of a request over HTTP as they come."""
+    with contextlib.closing(http.client.HTTPConnection(url, timeout=60)) as connection:
+        connection.request("POST", "/v2/models/continuous/generate_stream", json.dumps(body))
+        yield events_of(connection.getresponse())
 
 
 def pid_of_another_engine(spare: Spare, engine: str, *others: int) -> int | None:

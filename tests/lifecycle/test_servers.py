@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from helpers import LONG, NUM_GOLDEN, PROMPTS, GrpcStream, Refused, ask
-from observing import Metrics, engine_pid, is_alive, occupancy, wait_until, wait_until_at_rest
+from observing import Metrics, engine_pid, is_alive, occupancy, times_left, wait_until, wait_until_at_rest
 from serving import Serving
 from slipstream.config import runtime_directory
 from slipstream_client import control
@@ -24,13 +24,15 @@ from slipstream_client.server.model_repository import find_repository
 from slipstream_client.server.ports import free_ports
 from slipstream_client.server.triton_http import TritonHttp, TritonUnreachable
 from slipstream_client.server.tritonserver import TritonServer
-from spare import AT_ONCE_S, Spare
+from spare import AT_ONCE_S, Spare, refusal
 
 pytestmark = pytest.mark.server
 
 SHUTTING_DOWN = "the server is shutting down"
 # Of the server that `slipstream serve` runs here.
 SEATS = 4
+# Tokens of the answers that are under way when it is told to end: long enough for one more request to be refused.
+RUNNING = 100
 # From the end of tritonserver to that of the stub, which looks once a second, and of the engine after its grace.
 ORPHAN_MARGIN_S = 8.0
 # For a server without requests to end, on a busy machine.
@@ -94,6 +96,7 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 def test_serve_replaces_a_killed_stub_and_on_sigterm_lets_finish_what_runs(
     serving: Serving, golden: dict[str, list[int]]
 ) -> None:
+    """ENG-11: four requests run and four wait when it is told to end; every client gets its answer or its error."""
     server = Served.by(serving)
     engine = engine_pid(server, "continuous")
     (stub,) = serving.server.children()
@@ -111,7 +114,7 @@ def test_serve_replaces_a_killed_stub_and_on_sigterm_lets_finish_what_runs(
     # Triton itself never ends a stream whose stub was killed; its client has to give up.
     orphan.cancel()
 
-    running = [GrpcStream(server).send("continuous", p, max_tokens=40, ignore_eos=True) for p in PROMPTS[:SEATS]]
+    running = [GrpcStream(server).send("continuous", p, max_tokens=RUNNING, ignore_eos=True) for p in PROMPTS[:SEATS]]
     for stream in running:
         stream.receive()
     waiting = [GrpcStream(server).send("continuous", prompt, max_tokens=8) for prompt in PROMPTS[SEATS:]]
@@ -123,11 +126,13 @@ def test_serve_replaces_a_killed_stub_and_on_sigterm_lets_finish_what_runs(
     for stream in waiting:
         with pytest.raises(Refused) as error:
             stream.collect()
-        assert error.value.text == SHUTTING_DOWN
+        assert (error.value.text, error.value.code) == (SHUTTING_DOWN, "UNAVAILABLE")
     assert time.monotonic() - start < AT_ONCE_S
+    late = refusal(server, "continuous", max_tokens=1)
+    assert (late.text, late.code) == (SHUTTING_DOWN, "UNAVAILABLE")
     for prompt, stream in zip(PROMPTS, running, strict=False):
         answer = stream.answer()
-        assert (answer.finish_reason, len(answer.ids)) == ("length", 40)
+        assert (answer.finish_reason, len(answer.ids)) == ("length", RUNNING)
         assert answer.ids[:NUM_GOLDEN] == golden[prompt]
     # The clients' streams are still open, which alone must not keep the server up.
     start = time.monotonic()
@@ -139,7 +144,10 @@ def test_serve_replaces_a_killed_stub_and_on_sigterm_lets_finish_what_runs(
 
 
 def test_plain_tritonserver_without_our_launcher(tmp_path: Path, golden: dict[str, list[int]]) -> None:
-    """Two doors find one engine by the server's process alone, and nothing is left when the server has ended."""
+    """Two doors find one engine by the server's process alone, and nothing is left when the server has ended.
+
+    ENG-10: an idle server ends at SIGTERM, and both doors have come to the end of their finalize().
+    """
     installation = find_tritonserver()
     ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
     needed = ("PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME", "SLIPSTREAM_CACHE")
@@ -165,6 +173,7 @@ def test_plain_tritonserver_without_our_launcher(tmp_path: Path, golden: dict[st
         server = Served(
             **{f"{name}_url": f"127.0.0.1:{port}" for name, port in ports.items()},
             runtime_dir=runtime_directory(environment={}, server_pid=process.pid),
+            log_path=tmp_path / "log",
         )
         wait_until(lambda: process.poll() is not None or is_ready(server), "the server is ready", seconds=120)
         assert process.poll() is None, (tmp_path / "log").read_text()
@@ -178,8 +187,10 @@ def test_plain_tritonserver_without_our_launcher(tmp_path: Path, golden: dict[st
         assert_either_door_may_leave(server, golden)
         assert engines[0].is_running()
         below += psutil.Process(process.pid).children(recursive=True)
+        left = {model: times_left(server, model) for model in ("continuous", "continuous_unary")}
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
+        assert {model: times_left(server, model) - before for model, before in left.items()} == dict.fromkeys(left, 1)
         wait_until(lambda: not any(is_alive(each.pid) for each in below), "no process is left", seconds=10)
     finally:
         process.kill()

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
+import json
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from helpers import NUM_GOLDEN, PROMPTS, Answer, GrpcStream, Refused, ask
-from observing import Metrics, engine_pid, is_alive, occupancy, wait_until
+from helpers import (
+    LONG,
+    NUM_GOLDEN,
+    PROMPTS,
+    STREAMING,
+    Answer,
+    GrpcStream,
+    Refused,
+    ask,
+    events_of,
+    generate,
+    generate_body,
+)
+from observing import Metrics, engine_pid, is_alive, occupancy, times_left, wait_until
 from slipstream_client.aio import AsyncSlipstreamClient
 from slipstream_client.client import SlipstreamClient
 from slipstream_client.server.triton_http import TritonHttp
@@ -17,6 +34,9 @@ from slipstream_client.tensors import RequestFailed
 from spare import SPARE_SEATS, Spare
 
 pytestmark = pytest.mark.server
+
+# It takes little more than a second; the rest is for a busy machine.
+UNLOAD_S = 30.0
 
 
 def test_requests_in_flight_finish_and_the_models_can_be_loaded_again(
@@ -87,3 +107,80 @@ def use_our_clients(server: TritonServer) -> None:
     for model in ("continuous", "iterative") * 4:
         with SlipstreamClient(server.grpc_url, model) as client:
             assert client.generate(PROMPTS[0], max_tokens=1).num_output_tokens == 1
+
+
+def finish(server: TritonServer, model: str) -> None:
+    ask(server, model, PROMPTS[0], max_tokens=4)
+
+
+def fail(server: TritonServer, model: str) -> None:
+    for _ in range(3):
+        with pytest.raises(Refused, match="unknown field 'foo'"):
+            ask(server, model, PROMPTS[0], foo=1)
+
+
+def cancel_the_stream(server: TritonServer, model: str) -> None:
+    """With more requests on it than there are seats: some run, others wait."""
+    stream = GrpcStream(server)
+    for index in range(SPARE_SEATS + 2):
+        stream.send(model, PROMPTS[index], request_id=str(index), **LONG)
+    for _ in range(SPARE_SEATS):
+        stream.receive()
+    stream.cancel()
+
+
+def cancel_by_request(server: TritonServer, model: str) -> None:
+    with GrpcStream(server) as stream:
+        stream.send(model, PROMPTS[0], request_id="unwanted", **LONG).receive()
+        assert generate(server, model, {"id": "unwanted", "cancel": True})[0] == 200
+        with pytest.raises(Refused, match="Request was cancelled"):
+            stream.collect()
+
+
+def hang_up(server: TritonServer, model: str) -> None:
+    with contextlib.closing(http.client.HTTPConnection(server.http_url, timeout=60)) as connection:
+        body = generate_body(model, PROMPTS[0], stream=True, **LONG)
+        connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(body))
+        answer = connection.getresponse()
+        next(events_of(answer))
+        answer.close()
+
+
+def lose_the_engine(server: TritonServer, model: str) -> None:
+    with GrpcStream(server) as stream:
+        stream.send(model, PROMPTS[0], **LONG).receive()
+        os.kill(engine_pid(server, model), signal.SIGKILL)
+        with pytest.raises(Refused, match="died and is being started again"):
+            stream.collect()
+
+
+STREAM_ENDS = (finish, fail, cancel_the_stream, hang_up)
+
+
+@pytest.mark.parametrize("model", STREAMING)
+def test_a_model_whose_streams_finished_failed_and_were_cancelled_is_unloaded_in_order_and_loaded_again(
+    spare: Spare, golden: dict[str, list[int]], model: str
+) -> None:
+    """ENG-09. Only for a stream that is cancelled right behind a last response Triton waits for ever (README)."""
+    for end in (*STREAM_ENDS, *([cancel_by_request] if model == "continuous" else [])):
+        end(spare.server, model)
+        wait_until(lambda: occupancy(spare.server, model) == (0, 0), "nothing runs any more")
+    assert_unloads_and_loads(spare.server, golden, model)
+
+
+@pytest.mark.parametrize("model", STREAMING)
+def test_a_model_whose_engine_has_died_under_a_stream_is_unloaded_in_order_and_loaded_again(
+    spare: Spare, golden: dict[str, list[int]], model: str
+) -> None:
+    """ENG-09: also before the next engine is there."""
+    lose_the_engine(spare.server, model)
+    assert_unloads_and_loads(spare.server, golden, model)
+
+
+def assert_unloads_and_loads(server: TritonServer, golden: dict[str, list[int]], model: str) -> None:
+    triton, before = TritonHttp(server.http_url), times_left(server, model)
+    triton.unload(model, timeout_s=UNLOAD_S)
+    wait_until(lambda: triton.model_states()[model] == "UNAVAILABLE", f"{model} is unloaded", UNLOAD_S)
+    wait_until(lambda: times_left(server, model) == before + 1, "finalize() has come to its end", UNLOAD_S)
+    triton.load(model, timeout_s=120)
+    assert ask(server, model, PROMPTS[0], max_tokens=4).ids == golden[PROMPTS[0]][:4]

@@ -120,6 +120,11 @@ def engine_status(server: TritonServer, engine: str) -> dict[str, Any]:
     return control.request(server.runtime_dir / f"{engine}.sock", {"type": "status"}, _ENGINE_TIMEOUT_S)
 
 
+def times_left(server: TritonServer, model: str) -> int:
+    """How often the model was unloaded in order, to the end of its finalize(), by the server's log."""
+    return server.log_path.read_text(errors="replace").count(f"{model}: has left its engine")
+
+
 def step_records(server: TritonServer, engine: str = "continuous", *, since: float) -> list[dict[str, Any]]:
     """What was done in each step that began after this time of `time.monotonic`, which all processes share."""
     message = {"type": "records", "last": _ALL_RECORDS}

@@ -72,6 +72,7 @@ class Door:
         parameters = {name: value["string_value"] for name, value in model_config.get("parameters", {}).items()}
         config = EngineConfig.from_parameters({"name": args["model_name"], **parameters})
         self._config = config
+        self._name = args["model_name"]
         self._folder = folder = resolve(config.model)
         batcher = config.policy
         if batcher == "lockstep":
@@ -89,7 +90,7 @@ class Door:
         )
         self._next_id = 0
         pb_utils.Logger.log_info(
-            f"{args['model_name']}: engine {info.engine!r} (pid {info.pid}) serves {info.model} on {info.device}, "
+            f"{self._name}: engine {info.engine!r} (pid {info.pid}) serves {info.model} on {info.device}, "
             f"{info.max_num_seqs} seats, {info.num_blocks} blocks of {info.block_size} tokens, "
             f"batch invariant: {info.batch_invariant}"
         )
@@ -99,10 +100,11 @@ class Door:
         return self._link.up
 
     def finalize(self) -> None:
-        """Leave the engine; Triton calls this after the last response has gone out."""
+        """Leave the engine and say so; Triton calls this after the last response has gone out."""
         # Its gauges first: once it has left, they are those of the door that leads next.
         self._metrics.close()
         self._link.close()
+        pb_utils.Logger.log_info(f"{self._name}: has left its engine")
 
     def _on_update(self, update: Update) -> None:
         if update.stats is not None:
