@@ -30,8 +30,6 @@ from soak_requests import FEW, KINDS, LONGEST, TENANTS, Site, SoakRequest, ask_a
 MODELS = ("continuous", "continuous_unary")
 QUEUE_ORDERS = ("priority", "fair")
 SEATS = 16
-# Requests that come at the same time, half as many again as there are seats.
-BURST = SEATS + SEATS // 2
 BLOCK_SIZE = 16
 # Of the model smollm2-135m in fp32: 30 layers, keys and values, 3 heads of 64.
 KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4
@@ -51,14 +49,25 @@ def main() -> None:
     orders = arguments.orders.split(",")
     failed = False
     for order in orders:
-        report = soak(order, arguments.requests // len(orders), arguments.seconds / len(orders), arguments.seed)
+        report = soak(order, arguments.requests // len(orders), arguments.seconds / len(orders), seed=arguments.seed)
         print(report.table(), end="\n\n", flush=True)
         failed |= bool(report.failures)
     sys.exit(failed)
 
 
-def soak(queue_order: str, count: int, seconds: float, seed: int = 0, prompts: Sequence[str] = PROMPTS) -> Report:
-    """Start a server, put it through `count` requests spread over `seconds`, and say how it fared."""
+def soak(
+    queue_order: str,
+    count: int,
+    seconds: float,
+    *,
+    streams: int = 4 * SEATS,
+    seed: int = 0,
+    prompts: Sequence[str] = PROMPTS,
+) -> Report:
+    """Start a server, put it through `count` requests spread over `seconds`, and say how it fared.
+
+    They come in bursts of `streams` at a time.
+    """
     tokenizer = Tokenizer.from_file(str(resolve("smollm2-135m") / "tokenizer.json"))
     requests = make_requests(count, seed, prompts)
     num_blocks = _a_third_of_the_demand({prompt: len(tokenizer.encode(prompt).ids) for prompt in prompts}, requests)
@@ -77,9 +86,9 @@ def soak(queue_order: str, count: int, seconds: float, seed: int = 0, prompts: S
         _warm_up(server, prompts[0])
         begin, half = time.monotonic(), count // 2
         at_start = _at_rest(server)
-        ended = _send_all(site, requests[:half], seconds / 2)
+        ended = _send_all(site, requests[:half], seconds / 2, streams)
         at_half = _at_rest(server)
-        ended += _send_all(site, requests[half:], seconds / 2)
+        ended += _send_all(site, requests[half:], seconds / 2, streams)
         at_end = _at_rest(server)
         assert at_end.blocks_total == num_blocks
         return Report(queue_order, count, time.monotonic() - begin, ended, at_start, at_half, at_end)
@@ -99,18 +108,18 @@ def _a_third_of_the_demand(prompt_tokens: dict[str, int], requests: Sequence[Soa
 
 def _warm_up(server: TritonServer, prompt: str) -> None:
     """Many short answers: the server makes its threads, and the engine learns to expect too few tokens."""
-    models = MODELS * (3 * BURST // 2)
-    with ThreadPoolExecutor(BURST) as clients:
+    models = MODELS * (2 * SEATS)
+    with ThreadPoolExecutor(2 * SEATS) as clients:
         list(clients.map(lambda model: ask(server, model, prompt, max_tokens=FEW), models))
 
 
-def _send_all(site: Site, requests: Sequence[SoakRequest], seconds: float) -> list[Ended]:
+def _send_all(site: Site, requests: Sequence[SoakRequest], seconds: float, streams: int) -> list[Ended]:
     """Send the requests in bursts that are spread over the time, and wait until all have ended."""
     begin = time.monotonic()
-    with ThreadPoolExecutor(BURST) as clients:
+    with ThreadPoolExecutor(streams) as clients:
         ends = []
         for position, request in enumerate(requests):
-            if position % BURST == 0:
+            if position % streams == 0:
                 time.sleep(max(0.0, begin + seconds * position / len(requests) - time.monotonic()))
             ends.append(clients.submit(_send, site, request))
         return [end.result() for end in ends]

@@ -63,7 +63,10 @@ class Report:
         numbers = Counter(ended.request.number for ended in self.ended)
         if set(numbers.values()) != {1} or len(numbers) != self.num_requests:
             yield f"{len(numbers)} requests of {self.num_requests} have ended, {len(self.ended)} times in all"
-        seen = Counter(ended.outcome for ended in self.ended if ended.outcome != REFUSED)
+        seen: Counter[str] = Counter()
+        for ended in self.ended:
+            if ended.outcome != REFUSED:
+                seen[ended.outcome] += ended.request.num_choices
         counted = Counter(self.end.finished) - Counter(self.start.finished)
         if counted != seen and not wrong:
             yield f"the engine counted {dict(counted)}, the clients saw {dict(seen)}"

@@ -1,7 +1,7 @@
 """The requests of a soak run: each kind asks in one way and asserts the only right answer.
 
-A kind returns how its request ended for the engine, or `REFUSED` where it never came to it; so what the engine has
-counted at the end must be what the clients saw.
+A kind returns how its request, or each of its choices, ended for the engine, or `REFUSED` where it never came to it; so
+what the engine has counted at the end must be what the clients saw.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from observing import wait_until
 from slipstream_client.server.tritonserver import TritonServer
 
 REFUSED = "refused"
-# Several answers to one prompt; off where `n` is not supported yet.
-SEVERAL_CHOICES = False
 NUM_CHOICES = 3
 SEED = 7
 # Output tokens: few or many, since a forecast from the lengths so far is most often wrong where there is no middle.
@@ -50,7 +48,7 @@ SHARES = {
     "deadline": 2,
     "bad_input": 2,
     "slow_reader": 1,
-    "several_choices": int(SEVERAL_CHOICES),
+    "several_choices": 2,
 }
 _PRIORITIES = (0, 1)
 TENANTS = ("red", "green", "blue", "grey")
@@ -83,6 +81,11 @@ class SoakRequest:
     @property
     def id(self) -> str:
         return f"soak-{self.number}"
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to it, each of which the engine counts."""
+        return NUM_CHOICES if self.kind == "several_choices" else 1
 
     def sampling(self, **sampling: Any) -> dict[str, Any]:
         """Its parameters; the answer does not end before it is told to."""
