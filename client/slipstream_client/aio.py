@@ -11,6 +11,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from slipstream_client.tensors import (
+    CHANNEL_OPTIONS,
     Chunk,
     Generation,
     ModelContract,
@@ -39,7 +40,7 @@ class AsyncSlipstreamClient:
         self.url = url
         self.model = model
         self._timeout_s = timeout_s
-        self._channel = grpc.aio.insecure_channel(url)
+        self._channel = grpc.aio.insecure_channel(url, options=CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._contract: ModelContract | None = None
 

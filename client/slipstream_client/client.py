@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from slipstream_client.multiplex import SharedStream, Stream
 from slipstream_client.tensors import (
+    CHANNEL_OPTIONS,
     Chunk,
     Generation,
     ModelContract,
@@ -51,7 +52,7 @@ class SlipstreamClient:
         self.url = url
         self.model = model
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(url)
+        self._channel = grpc.insecure_channel(url, options=CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._shared = SharedStream(self._stub, url)
         self._contract: ModelContract | None = None

@@ -26,6 +26,8 @@ from slipstream_client.errors import SlipstreamError
 
 _RETURN_FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_stats")
 _BYTES_LENGTH = struct.Struct("<I")
+# Of a client's channel: gRPC's own limit of 4 MiB is a few thousand tokens with log-probabilities.
+CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1),)
 
 
 class RequestFailed(SlipstreamError):

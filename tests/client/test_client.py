@@ -34,6 +34,21 @@ def test_stream_gives_deltas_token_counts_and_one_final_chunk(triton: FakeTriton
     assert chunks[0].stats is None
 
 
+@pytest.mark.parametrize("model", ["continuous", "continuous_unary"])
+def test_an_answer_may_be_larger_than_grpcs_own_limit(triton: FakeTriton, model: str) -> None:
+    """Log-probabilities of a few thousand tokens are more than 4 MiB."""
+    text = "x" * (5 << 20)
+    triton.script = lambda received: [Say([1], text=text, final=True)]
+
+    async def ask() -> str:
+        async with AsyncSlipstreamClient(triton.url, model) as client:
+            return (await client.generate("a")).text
+
+    with SlipstreamClient(triton.url, model) as client:
+        assert client.generate("a").text == text
+    assert asyncio.run(ask()) == text
+
+
 def test_request_carries_the_vllm_style_tensors(triton: FakeTriton) -> None:
     triton.script = lambda received: answer([1])
     with SlipstreamClient(triton.url) as client:

@@ -196,6 +196,24 @@ def test_whoever_asks_for_cancellations_does_not_wait_for_a_send_that_hangs(door
     assert texts(door.senders[1]) == "b"
 
 
+def test_the_engines_news_do_not_wait_for_a_send_that_hangs(door: Door) -> None:
+    """They come from one thread for all answers: what it waits for, all wait for."""
+    answer = door.start(1)
+    door.senders[1].gate.clear()
+    hanging = threading.Thread(target=door.hear, args=(Output(1, [1]),), daemon=True)
+    hanging.start()
+    assert door.senders[1].sending.wait(30)
+    news = threading.Thread(target=answer.push, args=(Output(1, [2], finish_reason="length"),), daemon=True)
+    news.start()
+    news.join(5)
+    took_it = not news.is_alive()
+    door.senders[1].gate.set()
+    hanging.join(30)
+    assert took_it
+    answer.send()
+    assert (texts(door.senders[1]), door.senders[1].finals) == ("bc", 1)
+
+
 def test_a_stopped_choice_is_finished_in_the_engine_and_the_others_go_on(door: Door) -> None:
     door.start(1, n=2, stop="c")
     door.hear(Output(1, [1, 2, 3]), Output(2, [1]))

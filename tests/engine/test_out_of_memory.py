@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from observed import ObservedEngine
 from scripted import ScriptedRunner, make_config, make_request
 
@@ -25,13 +27,16 @@ def test_a_step_without_memory_is_computed_in_parts_and_later_ones_are_smaller()
     assert observed.engine.stats().steps > 8
 
 
-def test_each_sequence_keeps_its_token_of_the_budget() -> None:
+def test_each_sequence_keeps_its_token_of_the_budget(caplog: pytest.LogCaptureFixture) -> None:
+    """Without memory for even those, each step is halved; the log tells of a size once."""
     observed = run(ScriptedRunner(64, token_budget=100, most_tokens=1))
     observed.check_end()
     assert set(observed.reasons.values()) == {"length"}
     rows = [record["prefill_rows"] + record["decode_rows"] for record in observed.records]
     assert rows[0] == 100
     assert max(rows[1:]) == 4
+    sizes = [record.args[0] for record in caplog.records]
+    assert sizes == [100, 50, 25, 12, 6, 3, 2]
 
 
 def test_whole_prompts_stay_whole_without_chunked_prefill() -> None:

@@ -132,6 +132,8 @@ class Answer:
         text = codec.decode(new.prompt_ids) if echo else ""
         self._choices = [Choice(new.id + index, codec, fields, text) for index in range(fields.sampling.n)]
         self._pending: list[Output] = []
+        # Of its own: the engine's news, for all answers, come from one thread, which no single response may hold up.
+        self._pending_lock = threading.Lock()
         self._max_bytes = max_bytes
         self._sent_bytes = 0
 
@@ -152,14 +154,15 @@ class Answer:
 
     def push(self, output: Output) -> bool:
         """Take in news of the engine; True if a sender has to be told, False if one is about to look anyway."""
-        with self.lock:
+        with self._pending_lock:
             self._pending.append(output)
             return len(self._pending) == 1
 
     def send(self) -> None:
         """Send all news so far; nothing where no whole character has come and the answer goes on."""
         with self.lock:
-            news, self._pending = self._pending, []
+            with self._pending_lock:
+                news, self._pending = self._pending, []
             if self.final or not news:
                 return
             changed: dict[int, Choice] = {}

@@ -11,7 +11,7 @@ from slipstream.engine.messages import EngineStats
 
 _GAUGES = {
     "slipstream_requests_running": "Sequences that the engine computes",
-    "slipstream_requests_waiting": "Requests in the engine's queue",
+    "slipstream_requests_waiting": "Sequences that wait: requests in the engine's queue, each of their choices",
     "slipstream_kv_cache_usage": "Share of KV blocks in use, 0 to 1",
     "slipstream_kv_blocks_used": "KV blocks in use",
     "slipstream_kv_blocks_peak": "Most KV blocks in use since the previous publication",
@@ -59,7 +59,11 @@ class MetricsPublisher:
         self._families |= {
             name: kind(name=name, description=text, kind=kind.COUNTER) for name, (_, text) in _COUNTERS.items()
         }
-        self._families[_FINISHED] = kind(name=_FINISHED, description="Requests ended, by reason", kind=kind.COUNTER)
+        self._families[_FINISHED] = kind(
+            name=_FINISHED,
+            description="Sequences ended (one for each choice of a request), by reason",
+            kind=kind.COUNTER,
+        )
         self._metrics: dict[tuple[str, str], pb_utils.Metric] = {}
         self._gauges: dict[str, float] = {}  # as they were set last
         self._published = EngineStats()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -39,6 +40,7 @@ class Engine:
         self.num_finished: Counter[str] = Counter()
         self._blocks_peak = 0
         self._steps_without_progress = 0
+        self._least_without_memory = math.inf
 
     @property
     def has_work(self) -> bool:
@@ -153,7 +155,9 @@ class Engine:
         except OutOfMemory as error:
             if batch.num_tokens == 1:
                 raise
-            log.warning("no memory for a step of %d tokens, trying half of it: %s", batch.num_tokens, error)
+            if batch.num_tokens < self._least_without_memory:  # not again in every step, where no budget is that small
+                self._least_without_memory = batch.num_tokens
+                log.warning("no memory for a step of %d tokens, trying half of it: %s", batch.num_tokens, error)
         self.scheduler.shrink_budget(batch.num_tokens // 2)
         first, rest = batch.split()
         return self._run(first) + self._run(rest)
