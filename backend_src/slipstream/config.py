@@ -73,8 +73,8 @@ class EngineConfig:
         max_queued_requests, max_queued_tokens: beyond these, requests are refused as unavailable (continuous policy;
             in front of the others Triton has the queue).
         max_request_seconds: no request of the continuous policy takes longer, from its arrival to its end.
-        max_response_bytes: the most that the answer to one request may take in the server, which holds all of it where
-            its client does not read (continuous policy).
+        max_response_bytes: the most that the responses of one stream may take in the server, which holds all of them
+            where its client does not read (continuous policy); an answer in one response is as long as its fields say.
         threads: CPU threads of the matmuls and kernels; 0 is one per usable core.
         grace_seconds: how long the engine outlives its last door.
     """

@@ -162,7 +162,7 @@ class ObservedScheduler:
 
     def schedule(self, now: float) -> Batch:
         scheduler = self._scheduler
-        everyone = (*scheduler.running, *scheduler.waiting, *unborn(scheduler))
+        everyone = (*scheduler.running, *scheduler.waiting, *held_back(scheduler))
         expired = [request for request in everyone if now > request.deadline]
         running = [request for request in scheduler.running if request not in expired]
         waiting = [request for request in scheduler.waiting if request not in expired]
@@ -233,9 +233,9 @@ class ObservedScheduler:
         assert all(request.num_passed <= self._scenario.look_past for request in (*waiting, *running))
 
 
-def unborn(scheduler: Any) -> list[Request]:
+def held_back(scheduler: Any) -> list[Request]:
     """Further choices that wait for their first to have computed the prompt."""
-    return [choice for choices in scheduler._unborn.values() for choice in choices]
+    return [choice for choices in scheduler._held_back.values() for choice in choices]
 
 
 def play(scenario: Scenario) -> ObservedEngine:
@@ -279,7 +279,7 @@ def submit(observed: ObservedEngine, scenario: Scenario, number: int, arrival: A
     scheduler: Any = observed.scheduler
     longest = arrival.prompt + arrival.max_tokens
     needed = longest if scenario.admission == "no_evict" else arrival.prompt + 1
-    waiting = (*scheduler.waiting, *unborn(scheduler))
+    waiting = (*scheduler.waiting, *held_back(scheduler))
     queued = sum(request.num_tokens for request in waiting)
     never = (
         longest > observed.runner.max_model_len

@@ -67,7 +67,7 @@ class RequestFields:
     ignored: tuple[str, ...] = ()
 
     def shown(self, token_ids: list[int]) -> list[int]:
-        """Of an answer's tokens, or its newest, those that are text: as in vLLM all but the stop token that ends it."""
+        """Of an answer's tokens, or its newest, those that are text: all but one of `stop_token_ids`, which ends it."""
         hidden = token_ids[-1:] and token_ids[-1] in self.sampling.stop_token_ids
         return token_ids[:-1] if hidden and not self.include_stop_str_in_output else token_ids
 

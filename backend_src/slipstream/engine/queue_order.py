@@ -64,7 +64,9 @@ class QueueOrder(ABC):
         insort(line, request, key=_BY_RANK)
 
     def _take_out(self, line: list[Request], request: Request) -> None:
-        del line[bisect_left(line, request.rank, key=_BY_RANK)]
+        place = bisect_left(line, request.rank, key=_BY_RANK)
+        assert line[place] is request
+        del line[place]
 
 
 class Fcfs(QueueOrder):

@@ -30,6 +30,9 @@ from slipstream.engine.request import (
 )
 from slipstream.errors import InvalidRequest, Unavailable
 
+# Of a prompt's tokens that are scored, so many at most in one step: each takes a row of logits.
+_MOST_SCORED_TOKENS = 512
+
 
 @dataclass(slots=True)
 class Beginning:
@@ -70,15 +73,15 @@ class ContinuousScheduler(BatchingPolicy):
         self._max_queued_tokens = config.max_queued_tokens
         self._queued_tokens = 0
         self._expired: list[Request] = []  # past their deadline, and not reported yet
-        self._unborn: dict[Request, list[Request]] = {}  # by their first choice
+        self._held_back: dict[Request, list[Request]] = {}  # by their first choice
 
     @property
     def num_waiting(self) -> int:
         """See BatchingPolicy.num_waiting."""
-        return len(self.waiting) + sum(map(len, self._unborn.values()))
+        return len(self.waiting) + sum(map(len, self._held_back.values()))
 
     def add(self, request: Request, further: Sequence[Request] = ()) -> None:
-        """Queue a request.
+        """Queue a request; its further choices are held back until it has computed their prompt.
 
         Raises:
             InvalidRequest: it can never fit.
@@ -104,7 +107,7 @@ class ContinuousScheduler(BatchingPolicy):
         self._queued_tokens += num_tokens
         self.waiting.push(request)
         if further:
-            self._unborn[request] = list(further)
+            self._held_back[request] = list(further)
 
     def shrink_budget(self, num_tokens: int) -> None:
         """See BatchingPolicy.shrink_budget; each sequence keeps its one token, and whole prompts stay whole."""
@@ -153,8 +156,8 @@ class ContinuousScheduler(BatchingPolicy):
         """Take in one id for each sampled chunk; returns the requests that got a token or ended."""
         for chunk in batch.chunks:
             chunk.request.num_computed += chunk.num_tokens
-            if chunk.request in self._unborn and chunk.request.num_computed >= chunk.request.num_prompt_tokens:
-                self._bear_choices_of(chunk.request)
+            if chunk.request in self._held_back and chunk.request.num_computed >= chunk.request.num_prompt_tokens:
+                self._queue_choices_of(chunk.request)
         changed = [chunk.request for chunk in batch.sampled]
         for request, token_id in zip(changed, token_ids, strict=True):
             request.append(token_id, now)
@@ -178,17 +181,17 @@ class ContinuousScheduler(BatchingPolicy):
         for request in self.running:
             assert len(request.block_table) >= self.pool.blocks_for(request.num_computed)
             assert request.num_computed < request.num_tokens
-        unborn = list(chain.from_iterable(self._unborn.values()))
-        for request in (*self.waiting, *unborn):
+        held_back = list(chain.from_iterable(self._held_back.values()))
+        for request in (*self.waiting, *held_back):
             assert not request.block_table
             assert request.num_computed == 0
-        assert self._queued_tokens == sum(request.num_tokens for request in (*self.waiting, *unborn))
-        assert all(first in self.running or first in self.waiting for first in self._unborn)
+        assert self._queued_tokens == sum(request.num_tokens for request in (*self.waiting, *held_back))
+        assert all(first in self.running or first in self.waiting for first in self._held_back)
         assert len(self.running) <= self._max_num_seqs
 
     def _expire(self, now: float) -> None:
         """End what is past its deadline: with the tokens so far, or where it has never run with an error."""
-        everyone = chain(self.running, self.waiting, *self._unborn.values())
+        everyone = chain(self.running, self.waiting, *self._held_back.values())
         for request in [request for request in everyone if now > request.deadline]:
             if request.started:
                 request.finish(FINISH_TIMEOUT, now)
@@ -205,15 +208,15 @@ class ContinuousScheduler(BatchingPolicy):
             self._release(request)
             self.running.remove(request)
         else:
-            unborn = self._unborn.get(request.first, []) if request.first is not None else []
-            (unborn if request in unborn else self.waiting).remove(request)
+            held_back = self._held_back.get(request.first, []) if request.first is not None else []
+            (held_back if request in held_back else self.waiting).remove(request)
             self._queued_tokens -= request.num_tokens
-        if request in self._unborn:
-            self._bear_choices_of(request)
+        if request in self._held_back:
+            self._queue_choices_of(request)
 
-    def _bear_choices_of(self, first: Request) -> None:
-        """Let the further choices of a request go their own ways."""
-        for choice in self._unborn.pop(first):
+    def _queue_choices_of(self, first: Request) -> None:
+        """Let the further choices of a request wait for their turn."""
+        for choice in self._held_back.pop(first):
             self.waiting.push(choice)
 
     def _admit(self, chunks: dict[Request, Chunk], now: float) -> None:
@@ -306,6 +309,8 @@ class ContinuousScheduler(BatchingPolicy):
         needed = request.num_tokens - num_computed
         if not self._chunked_prefill and not request.block_table and budget < needed <= self._token_budget:
             return 0
+        if request.scores_prompt and self._chunked_prefill:
+            budget = min(budget, _MOST_SCORED_TOKENS)
         # A preempted sequence that has outgrown a whole step's budget comes back in chunks whatever the switch says.
         return max(0, min(needed, budget, self._longest_chunk or budget))
 

@@ -108,9 +108,11 @@ class ModelRunner:
         except Exception as error:
             if not _is_out_of_memory(error):
                 raise
-            if self.device_name == "cuda":
-                torch.cuda.empty_cache()
-            raise OutOfMemory(f"{type(error).__name__}: {error}") from error
+            reason = f"{type(error).__name__}: {error}"
+        # Not before the error is gone, which holds what the step had allocated.
+        if self.device_name == "cuda":
+            torch.cuda.empty_cache()
+        raise OutOfMemory(reason)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The logits of the sampled chunks' last rows, and then of the rows that score a prompt: [num_rows, vocab]."""
