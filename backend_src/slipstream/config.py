@@ -56,7 +56,8 @@ class EngineConfig:
         weights: storage of the matmul weights: `fp16` (packed, CPU), `fp32` or `bf16` (CUDA); `auto` is fp16 on a CPU
             and bf16 on CUDA.
         max_num_seqs: seats, the most sequences computed in one step.
-        max_num_batched_tokens: token budget of one step of the continuous policy; 0 is 128 on a CPU, 8192 on CUDA.
+        max_num_batched_tokens: token budget of one step of the continuous policy; 0 is 64 on a CPU, 8192 on
+            CUDA, and no less than max_num_seqs.
         max_model_len: longest prompt plus answer in tokens; 0 is the model's own limit.
         block_size: tokens in one KV block.
         kv_cache_bytes: size of the KV pool in bytes.

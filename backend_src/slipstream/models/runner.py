@@ -21,6 +21,9 @@ from slipstream.models.weights import Checkpoint, ModelConfig
 
 log = logging.getLogger(__name__)
 
+# Of the CPU's, half and twice as much were measured too (README, "One long prompt").
+_DEFAULT_BUDGET = {"cpu": 64, "cuda": 8192}
+
 
 class Runner(Protocol):
     """What the engine needs of a model; tests script it."""
@@ -66,7 +69,8 @@ class ModelRunner:
         self.max_model_len = config.max_model_len or model_config.max_model_len
         self.vocab_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
-        self.token_budget = config.max_num_batched_tokens or (128 if self.device_name == "cpu" else 8192)
+        default_budget = max(_DEFAULT_BUDGET[self.device_name], config.max_num_seqs)  # one for each sequence at least
+        self.token_budget = config.max_num_batched_tokens or default_budget
         self._block_size = config.block_size
         kernels = _make_kernels(model_config, config, device, storage)
         block_bytes = config.block_size * kernels.kv_bytes_per_token() * model_config.num_layers

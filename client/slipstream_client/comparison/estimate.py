@@ -13,7 +13,7 @@ ROW_S = 0.0034
 
 LOCK_STEP = ("static", "dynamic")
 _SEATS = 16
-_PREFILL_ROWS = 128  # most prompt rows in one step
+_PREFILL_ROWS = 64  # most prompt rows in one step
 
 
 def run_seconds(batcher: str, requests: Sequence[WorkloadRequest], concurrency: int) -> float:
