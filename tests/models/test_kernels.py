@@ -146,10 +146,12 @@ def filled_caches() -> tuple[torch.Tensor, torch.Tensor]:
 def run_cpu(qkv: torch.Tensor, step: StepInput, cos: Any, sin: Any, threads: int = 1) -> tuple[torch.Tensor, ...]:
     kernels = cpu_kernels(threads)
     cache = kernels.allocate_cache(NUM_BLOCKS)
-    cache.keys[:], cache.values[:] = (part.numpy() for part in filled_caches())
-    kernels.rotate_and_store(qkv, cache, step, cos, sin)
-    out = kernels.attention(qkv, cache, kernels.prepare(step))
-    return out, torch.from_numpy(cache.keys), torch.from_numpy(cache.values)
+    keys, values = filled_caches()
+    cache.keys[:], cache.values[:] = keys.transpose(2, 3).numpy(), values.numpy()
+    arrays = kernels.prepare(step)
+    kernels.rotate_and_store(qkv, cache, arrays, cos, sin)
+    out = kernels.attention(qkv, cache, arrays)
+    return out, torch.from_numpy(cache.keys).transpose(2, 3), torch.from_numpy(cache.values)
 
 
 def run_torch(qkv: torch.Tensor, step: StepInput, cos: Any, sin: Any) -> tuple[torch.Tensor, ...]:
@@ -233,7 +235,9 @@ def test_attention_is_compiled_once_for_all_engines() -> None:
     out = np.empty((step.num_tokens, HEADS * HEAD_DIM), np.float32)
     qkv = random(step.num_tokens, WIDTH).numpy()
     kernel = make_attention(*SHAPE)
-    kernel(qkv, cache.keys, cache.values, step.block_tables, step.sequences, step.context_start, step.context_end, out)
+    tiles = cpu_kernels().prepare(step).tiles
+    arrays = (step.block_tables, step.sequences, step.context_start, step.context_end, tiles)
+    kernel(qkv, cache.keys, cache.values, *arrays, out)
     assert kernel.stats.cache_misses.total() == 0
     assert kernel.stats.cache_hits.total() == 1
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numba import njit, prange
 
-from slipstream.models.kernels.cpu_attention import make_attention
+from slipstream.models.kernels.cpu_attention import ROWS_OF_TILE, make_attention
 from slipstream.models.kernels.cpu_math import OPTIONS, exp
 from slipstream.models.step_input import StepInput
 
@@ -31,10 +31,18 @@ _ZERO = np.float32(0.0)
 
 
 @dataclass(slots=True)
+class CpuStep:
+    """A step's arrays as the kernels read them."""
+
+    input: StepInput
+    tiles: np.ndarray  # [num_tiles + 1] int64, the first row of each tile of attention, and the number of rows
+
+
+@dataclass(slots=True)
 class CpuKVCache:
     """Keys and values of one layer."""
 
-    keys: np.ndarray  # [num_blocks, num_kv_heads, block_size, head_dim] float32
+    keys: np.ndarray  # [num_blocks, num_kv_heads, head_dim, block_size] float32: scores of a block are its lanes
     values: np.ndarray  # [num_blocks, num_kv_heads, block_size, head_dim] float32
 
 
@@ -56,19 +64,23 @@ class CpuKernels:
     def allocate_cache(self, num_blocks: int) -> CpuKVCache:
         """One layer's cache; pages of memory are taken when first written."""
         _, num_kv_heads, head_dim, block_size = self._shape
-        shape = (num_blocks, num_kv_heads, block_size, head_dim)
-        return CpuKVCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+        shape = (num_blocks, num_kv_heads)
+        return CpuKVCache(
+            np.zeros((*shape, head_dim, block_size), np.float32), np.zeros((*shape, block_size, head_dim), np.float32)
+        )
 
     def copy_blocks(self, cache: CpuKVCache, sources: list[int], targets: list[int]) -> None:
         """Copy whole blocks of one layer; all are read before any is written."""
         cache.keys[targets] = cache.keys[sources]
         cache.values[targets] = cache.values[sources]
 
-    def prepare(self, step: StepInput) -> StepInput:
-        """The step's arrays where the kernels read them: here, as they are; sets how many threads the step runs on."""
+    def prepare(self, step: StepInput) -> CpuStep:
+        """Divide the step's rows into tiles; sets how many threads the step runs on."""
         keys = int((step.context_end - step.context_start).sum())
         numba.set_num_threads(1 if keys < _SERIAL_KEYS else self._num_threads)
-        return step
+        rows = np.arange(step.num_tokens)
+        first = np.searchsorted(step.sequences, step.sequences)  # row of each row's sequence
+        return CpuStep(step, np.append(rows[(rows - first) % ROWS_OF_TILE == 0], step.num_tokens))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, num_tokens: int) -> torch.Tensor:
         """[rows, hidden] -> x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich, 2019)."""
@@ -91,7 +103,7 @@ class CpuKernels:
         _head_norm(heads, head_dim, weight.numpy(), np.float32(epsilon))
 
     def rotate_and_store(
-        self, qkv: torch.Tensor, cache: CpuKVCache, step: StepInput, cos: torch.Tensor, sin: torch.Tensor
+        self, qkv: torch.Tensor, cache: CpuKVCache, step: CpuStep, cos: torch.Tensor, sin: torch.Tensor
     ) -> None:
         """Rotate queries in place, rotate keys, and write keys and values to their slots.
 
@@ -100,10 +112,17 @@ class CpuKernels:
             cos, sin: [max_model_len, head_dim / 2], rotary embedding in the half-split form (Su et al., 2021).
         """
         _rotate_and_store(
-            qkv.numpy(), cache.keys, cache.values, step.positions, step.slots, cos.numpy(), sin.numpy(), *self._shape
+            qkv.numpy(),
+            cache.keys,
+            cache.values,
+            step.input.positions,
+            step.input.slots,
+            cos.numpy(),
+            sin.numpy(),
+            *self._shape,
         )
 
-    def attention(self, qkv: torch.Tensor, cache: CpuKVCache, step: StepInput) -> torch.Tensor:
+    def attention(self, qkv: torch.Tensor, cache: CpuKVCache, step: CpuStep) -> torch.Tensor:
         """Causal attention of each row over its sequence's cache. Returns [rows, num_heads * head_dim]."""
         num_heads, _, head_dim, _ = self._shape
         out = torch.empty(qkv.shape[0], num_heads * head_dim)
@@ -111,10 +130,11 @@ class CpuKernels:
             qkv.numpy(),
             cache.keys,
             cache.values,
-            step.block_tables,
-            step.sequences,
-            step.context_start,
-            step.context_end,
+            step.input.block_tables,
+            step.input.sequences,
+            step.input.context_start,
+            step.input.context_end,
+            step.tiles,
             out.numpy(),
         )
         return out
@@ -188,10 +208,10 @@ def _rotate_and_store(qkv, keys, values, positions, slots, cos, sin, num_heads, 
         for head in range(num_kv_heads):
             base = (num_heads + head) * head_dim
             low, high = qkv[row, base : base + half], qkv[row, base + half : base + head_dim]
-            key = keys[block, head, offset]
+            key = keys[block, head]
             for i in range(half):
-                key[i] = low[i] * c[i] - high[i] * s[i]
-                key[half + i] = high[i] * c[i] + low[i] * s[i]
+                key[i, offset] = low[i] * c[i] - high[i] * s[i]
+                key[half + i, offset] = high[i] * c[i] + low[i] * s[i]
             base += num_kv_heads * head_dim
             values[block, head, offset] = qkv[row, base : base + head_dim]
 
