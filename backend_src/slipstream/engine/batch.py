@@ -29,7 +29,7 @@ class Chunk:
     @property
     def is_decode(self) -> bool:
         """Whether it is nothing but the newest token of an answer."""
-        return self.sample and self.num_tokens == 1 and self.request.num_output_tokens > 0
+        return self.sample and len(self.token_ids) == 1 and self.request.num_output_tokens > 0
 
     @property
     def scored_ids(self) -> list[int]:
@@ -56,7 +56,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(chunk.num_tokens for chunk in self.chunks)
+        return sum([len(chunk.token_ids) for chunk in self.chunks])
 
     @property
     def num_useful_tokens(self) -> int:

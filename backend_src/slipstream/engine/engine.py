@@ -203,17 +203,18 @@ class Engine:
     def _open_record(self, batch: Batch, start: float) -> StepRecord:
         scheduler = self.scheduler
         decode_rows = sum(chunk.is_decode and not chunk.request.finished for chunk in batch.chunks)
+        useful_rows = batch.num_useful_tokens
         return StepRecord(
             index=self._stats.steps,
             start_s=start,
-            prefill_rows=batch.num_useful_tokens - decode_rows,
+            prefill_rows=useful_rows - decode_rows,
             decode_rows=decode_rows,
             padding_rows=batch.num_padding_tokens,
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             preemptions=scheduler.num_preemptions,
             kv_blocks_used=scheduler.pool.num_used,
-            kv_tokens_held=scheduler.num_held_tokens + batch.num_useful_tokens,
+            kv_tokens_held=scheduler.num_held_tokens + useful_rows,
             schedule_s=self._clock() - start,
         )
 

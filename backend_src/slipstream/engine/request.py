@@ -275,9 +275,10 @@ class Request:
         if self.first_token_time is None:
             self.first_token_time = now
         self.token_ids.append(token_id)
-        if token_id in self.end_token_ids or self.num_output_tokens == self.sampling.stop_length:
+        length, sampling = self.num_output_tokens, self.sampling
+        if token_id in self.end_token_ids or length == sampling.stop_length:
             self.finish(FINISH_STOP, now)
-        elif self.num_output_tokens >= self.sampling.max_tokens:
+        elif length >= sampling.max_tokens:
             self.finish(FINISH_LENGTH, now)
 
     def finish(self, reason: str, now: float, error: str | None = None, error_kind: str = INTERNAL) -> None:

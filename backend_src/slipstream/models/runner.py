@@ -21,7 +21,7 @@ from slipstream.models.weights import Checkpoint, ModelConfig
 
 log = logging.getLogger(__name__)
 
-# Of the CPU's, half and twice as much were measured too (README, "One long prompt").
+# Of the CPU's, half and twice as much were measured too (README, "One long prompt beside running answers").
 _DEFAULT_BUDGET = {"cpu": 64, "cuda": 8192}
 
 
