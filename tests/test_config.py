@@ -78,7 +78,7 @@ def test_the_fingerprint_tells_any_two_configurations_apart() -> None:
         "admission": "no_evict", "chunked_prefill": False, "prefix_cache": False,
         "queue_order": "fair", "aging_seconds": 1, "tenant_weights": "a=2", "look_past": 1,
         "long_prefill_token_threshold": 1, "max_queued_requests": 1, "max_queued_tokens": 1, "max_request_seconds": 1,
-        "threads": 1, "grace_seconds": 1,
+        "max_response_bytes": 1 << 20, "threads": 1, "grace_seconds": 1,
     }  # fmt: skip
     assert set(changes) == {field.name for field in dataclasses.fields(EngineConfig)}
     prints = {dataclasses.replace(config, **{field: value}).fingerprint for field, value in changes.items()}
