@@ -70,6 +70,9 @@ class IdleRunner:
         self.num_blocks = num_blocks
         self.token_budget = token_budget
 
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """See Runner.copy_blocks."""
+
     def run(self, batch: Batch) -> StepOutput:
         """See Runner.run."""
         return StepOutput([1] * len(batch.sampled))

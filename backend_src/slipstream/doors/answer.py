@@ -176,15 +176,9 @@ class Answer:
                     self._prompt_logprobs = output.prompt_logprobs
                 choice.take_in(output, len(self._prompt_ids))
                 changed[choice.id] = choice
-            all_ended = all(choice.ended for choice in self._choices)
-            if self._stream:
-                shown = [choice for choice in changed.values() if choice.text or choice.ended]
-                for choice in shown:
-                    self._send(self._response([choice]), final=all_ended and choice is shown[-1])
-                if not self.final and self._sent_bytes > self._max_bytes:
-                    self._send(error_response(self._too_long()), final=True)
-            elif all_ended:
-                self._send(self._response(self._choices), final=True)
+            self._send_choices(list(changed.values()))
+            if self._stream and not self.final and self._sent_bytes > self._max_bytes:
+                self._send(error_response(self._too_long()), final=True)
 
     def fail(self, error: Exception) -> None:
         """End with an error, unless it has ended or has all that it needs."""
@@ -195,9 +189,7 @@ class Answer:
             if rest and all(choice.stopped for choice in rest):
                 for choice in rest:
                     choice.take_in(Output(choice.id, finish_reason=FINISH_STOP), len(self._prompt_ids))
-                for choice in rest[:-1] if self._stream else []:
-                    self._send(self._response([choice]), final=False)
-                self._send(self._response(rest[-1:] if self._stream else self._choices), final=True)
+                self._send_choices(rest)
             else:
                 self._send(error_response(error), final=True)
 
@@ -215,6 +207,16 @@ class Answer:
             f"the answer takes {self._sent_bytes} bytes in the server so far; max_response_bytes allows "
             f"{self._max_bytes} (fewer tokens, choices or log-probabilities take less)"
         )
+
+    def _send_choices(self, changed: list[Choice]) -> None:
+        """Send what can be shown of the choices that have news; the last response once all have ended."""
+        all_ended = all(choice.ended for choice in self._choices)
+        if self._stream:
+            shown = [choice for choice in changed if choice.text or choice.ended]
+            for choice in shown:
+                self._send(self._response([choice]), final=all_ended and choice is shown[-1])
+        elif all_ended:
+            self._send(self._response(self._choices), final=True)
 
     def _response(self, choices: list[Choice]) -> Any:
         """What is new of some choices, in arrays side by side."""

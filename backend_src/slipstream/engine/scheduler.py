@@ -8,7 +8,7 @@ next in the queue, and who has to make room, is the business of `queue_order`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 
 from slipstream.config import EngineConfig
@@ -42,9 +42,9 @@ class Beginning:
     `num_tokens`, part of a block, is to be copied from block `tail`.
     """
 
-    blocks: list[int] = field(default_factory=list)
-    num_found: int = 0
-    num_tokens: int = 0
+    blocks: list[int]
+    num_found: int
+    num_tokens: int
     tail: int | None = None
 
 

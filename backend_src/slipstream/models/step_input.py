@@ -49,10 +49,9 @@ class StepInput:
         cached = (np.arange(num_tokens) - np.repeat(ends - counts - starts, counts)).astype(np.int32)
         padding = paddings[sequences]
         is_padding = cached < padding
+        num_scored = [len(chunk.scored_ids) for chunk in chunks]
         firsts = (ends - counts).tolist()
-        scored = [
-            np.arange(first, first + len(c.scored_ids)) for first, c in zip(firsts, chunks, strict=True) if c.scored_ids
-        ]
+        scored = [np.arange(first, first + number) for first, number in zip(firsts, num_scored, strict=True) if number]
         return cls(
             token_ids=np.fromiter(chain.from_iterable(chunk.token_ids for chunk in chunks), np.int64, num_tokens),
             positions=np.maximum(cached - padding, 0),
