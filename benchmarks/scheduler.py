@@ -27,7 +27,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch, StepOutput
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Request, SamplingParams
-from slipstream_client.comparison.workload import make_workload
+from slipstream_client.load.workload import make_workload
 
 STEP_S, ROW_S = 0.010, 0.002
 BLOCK_SIZE = 16

@@ -22,7 +22,7 @@ from fake_triton import Fail, FakeTriton, Received, Say, Wait, answer, ids_of_re
 from slipstream_client import cli
 from slipstream_client.comparison.environment import describe_environment, describe_server
 from slipstream_client.comparison.estimate import run_seconds
-from slipstream_client.comparison.workload import make_workload
+from slipstream_client.load.workload import make_workload
 from slipstream_client.report.compare_table import compare_tables
 from slipstream_client.tensors import ModelContract
 

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from slipstream_client.comparison.engine_metrics import EngineFigures
-from slipstream_client.comparison.load import LoadOptions
 from slipstream_client.comparison.quality import compare_answers, first_difference
-from slipstream_client.comparison.records import RequestRecord
 from slipstream_client.comparison.resources import ProcessFigures
 from slipstream_client.comparison.run_figures import (
     inter_chunk_ms,
@@ -19,6 +17,8 @@ from slipstream_client.comparison.run_figures import (
     tpot_ms,
     ttft_ms,
 )
+from slipstream_client.load.generator import LoadOptions
+from slipstream_client.load.records import RequestRecord
 
 OPTIONS = LoadOptions("continuous", 2)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream_client.comparison.words import WORDS
-from slipstream_client.comparison.workload import MIXED_INPUT, MIXED_OUTPUT, make_workload
 from slipstream_client.errors import SlipstreamError
+from slipstream_client.load.words import WORDS
+from slipstream_client.load.workload import MIXED_INPUT, MIXED_OUTPUT, make_workload
 
 TOKENIZER = (
     Path(os.environ.get("SLIPSTREAM_CACHE") or Path.home() / ".cache/slipstream") / "models/smollm2-135m/tokenizer.json"

@@ -23,8 +23,8 @@ from slipstream_client.comparison.environment import describe_environment, descr
 from slipstream_client.comparison.estimate import readable
 from slipstream_client.comparison.progress import CompareProgress
 from slipstream_client.comparison.server_facts import read_contracts
-from slipstream_client.comparison.workload import make_workload
 from slipstream_client.errors import SlipstreamError
+from slipstream_client.load.workload import make_workload
 from slipstream_client.report.batching import batching_doubt
 from slipstream_client.report.compare_table import compare_tables
 

@@ -14,13 +14,13 @@ from typing import Any
 from slipstream_client.aio import AsyncSlipstreamClient
 from slipstream_client.comparison.engine_metrics import EngineWatch
 from slipstream_client.comparison.estimate import readable, run_seconds
-from slipstream_client.comparison.load import LoadOptions, run_load
 from slipstream_client.comparison.progress import CompareProgress
 from slipstream_client.comparison.quality import compare_answers
-from slipstream_client.comparison.records import RequestRecord, write_records
 from slipstream_client.comparison.resources import ProcessWatch
 from slipstream_client.comparison.run_figures import run_figures, window_s
-from slipstream_client.comparison.workload import Workload, make_workload
+from slipstream_client.load.generator import LoadOptions, run_load
+from slipstream_client.load.records import RequestRecord, write_records
+from slipstream_client.load.workload import Workload, make_workload
 from slipstream_client.tensors import ModelContract
 
 WARM_UP = "fixed:48,24"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream_client.comparison.workload import WorkloadRequest
+from slipstream_client.load.workload import WorkloadRequest
 
 # A step of r rows with the demo model on two cores, server and clients beside it; a warm-up then corrects both by one
 # factor.

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from slipstream_client.comparison.load import LoadOptions
-from slipstream_client.comparison.records import RequestRecord
+from slipstream_client.load.generator import LoadOptions
+from slipstream_client.load.records import RequestRecord
 
 
 class CompareProgress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from slipstream_client.comparison.records import RequestRecord
+from slipstream_client.load.records import RequestRecord
 
 
 def compare_answers(records: Iterable[RequestRecord]) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from slipstream_client.comparison.engine_metrics import EngineFigures
-from slipstream_client.comparison.load import LoadOptions
-from slipstream_client.comparison.records import RequestRecord
 from slipstream_client.comparison.resources import ProcessFigures
+from slipstream_client.load.generator import LoadOptions
+from slipstream_client.load.records import RequestRecord
 
 
 def summarise(values: Iterable[float]) -> dict[str, float] | None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream_client.aio import AsyncSlipstreamClient
-from slipstream_client.comparison.records import RequestRecord
-from slipstream_client.comparison.workload import WorkloadRequest
+from slipstream_client.load.records import RequestRecord
+from slipstream_client.load.workload import WorkloadRequest
 from slipstream_client.tensors import Generation, RequestFailed
 
 RETRIED_CODE = "UNAVAILABLE"

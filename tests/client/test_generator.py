@@ -10,10 +10,10 @@ import pytest
 
 from fake_triton import Fail, FakeTriton, Received, Say, Wait, answer, ids_of_request
 from slipstream_client.aio import AsyncSlipstreamClient
-from slipstream_client.comparison.load import LoadOptions, run_load
-from slipstream_client.comparison.records import RequestRecord
 from slipstream_client.comparison.run_figures import run_figures, tpot_ms, ttft_ms
-from slipstream_client.comparison.workload import Workload, make_workload
+from slipstream_client.load.generator import LoadOptions, run_load
+from slipstream_client.load.records import RequestRecord
+from slipstream_client.load.workload import Workload, make_workload
 
 
 def run(triton: FakeTriton, workload: Workload, options: LoadOptions, timeout_s: float = 10.0) -> list[RequestRecord]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_client.comparison.words import WORDS
 from slipstream_client.errors import SlipstreamError
+from slipstream_client.load.words import WORDS
 
 MAX_TOKENS = 384
 _LONGEST_INPUT = 1 << 20
