@@ -177,11 +177,18 @@ def _convert(field: str, kind: str, value: str) -> Any:
             return int(text)
         except ValueError:
             raise ConfigError(f"{field} is {value!r}; it must be a whole number") from None
-    if kind == "bool":
-        if text.lower() not in ("true", "false"):
-            raise ConfigError(f"{field} is {value!r}; it must be true or false")
-        return text.lower() == "true"
-    return text
+    return read_bool(field, text) if kind == "bool" else text
+
+
+def read_bool(field: str, value: str) -> bool:
+    """Read a parameter that is true or false.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if value.strip().lower() not in ("true", "false"):
+        raise ConfigError(f"{field} is {value!r}; it must be true or false")
+    return value.strip().lower() == "true"
 
 
 def runtime_directory(environment: Mapping[str, str] = os.environ, server_pid: int | None = None) -> Path:

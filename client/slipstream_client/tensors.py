@@ -278,7 +278,7 @@ def is_final(response: service_pb2.ModelInferResponse) -> bool:
 def parse_rows(response: service_pb2.ModelInferResponse) -> list[Chunk]:
     """Read a response: one chunk for each row of the batch, or each choice; one where the model has neither."""
     raw = {output.name: content for output, content in zip(response.outputs, response.raw_output_contents, strict=True)}
-    columns: dict[str, list[Any]] = {name: _strings(raw[name]) for name in _TEXTS if name in raw}
+    columns: dict[str, list[Any]] = {name: read_strings(raw[name]) for name in _TEXTS if name in raw}
     columns |= {name: np.frombuffer(raw[name], dtype="<i4").tolist() for name in _NUMBERS if name in raw}
     return _chunks(columns, final=is_final(response))
 
@@ -344,8 +344,12 @@ def _add_bytes(
 ) -> None:
     """A tensor [n], or [n, 1] of rows: its shape is never another than what it holds."""
     shape = [len(elements), 1] if in_rows else [len(elements)]
-    content = b"".join(_BYTES_LENGTH.pack(len(element)) + element for element in elements)
-    _add(request, name, "BYTES", shape, content)
+    _add(request, name, "BYTES", shape, write_strings(elements))
+
+
+def write_strings(elements: Sequence[bytes]) -> bytes:
+    """The content of a BYTES tensor."""
+    return b"".join(_BYTES_LENGTH.pack(len(element)) + element for element in elements)
 
 
 def _encode(prompt: str) -> bytes:
@@ -368,7 +372,8 @@ def _int32(input_ids: Sequence[int]) -> np.ndarray:
     return wide.astype(np.int32)
 
 
-def _strings(content: bytes) -> list[str]:
+def read_strings(content: bytes) -> list[str]:
+    """The elements of a BYTES tensor, as text."""
     strings, position = [], 0
     while position < len(content):
         (length,) = _BYTES_LENGTH.unpack_from(content, position)

@@ -87,7 +87,7 @@ class ObservedLockstep:
         if running:
             assert rows == running, "a group has changed"
             assert batch.num_tokens == len(rows)
-            assert batch.num_padding_tokens == sum(row.finished for row in rows)
+            assert batch.num_finished_rows == sum(row.finished for row in rows)
             return batch
         self.groups.append(list(rows))
         assert rows == waiting[: len(rows)], "the queue was jumped"
@@ -194,7 +194,7 @@ def test_a_cancelled_row_leaves_the_batch_running_and_its_blocks_come_back_with_
     observed.cancel(0)
     changed = observed.step()
     assert [request.key for request in changed] == [(DOOR, 1)]
-    assert observed.records[-1]["padding_rows"] == 1
+    assert observed.records[-1]["finished_rows"] == 1
     observed.run()
     assert len(observed.records) == 3, "the batch went on for a row that nobody waits for"
     observed.check_end()
@@ -218,4 +218,5 @@ def test_rows_that_go_on_after_their_end_stay_within_their_reservation() -> None
     observed.run()
     observed.check_end()
     assert {key[1]: len(ids) for key, ids in observed.delivered.items()} == {0: 1, 1: 40}
-    assert [record["padding_rows"] for record in observed.records] == [38] + [1] * 39
+    assert [record["prompt_padding_rows"] for record in observed.records] == [38] + [0] * 39
+    assert [record["finished_rows"] for record in observed.records] == [0] + [1] * 39

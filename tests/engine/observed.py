@@ -27,6 +27,9 @@ _COUNTERS = (
     "kv_waste_steps",
 )
 
+# Of a step record: every row put through the model is of one of these kinds.
+ROWS = ("prefill_rows", "decode_rows", "recomputed_rows", "prompt_padding_rows", "finished_rows")
+
 
 class ObservedEngine:
     """Drives an engine as its process does, and keeps the books of what a client would have been told."""
@@ -160,7 +163,7 @@ class ObservedEngine:
         )
         assert stats.generation_tokens == total("sampled_rows") == sum(map(len, self.delivered.values()))
         assert stats.useful_tokens == total("prefill_rows", "decode_rows")
-        assert stats.computed_tokens == total("prefill_rows", "decode_rows", "padding_rows") == self.runner.num_rows
+        assert stats.computed_tokens == total(*ROWS) == self.runner.num_rows
         waste = (
             1 - record["kv_tokens_held"] / (record["kv_blocks_used"] * block_size)
             for record in records
@@ -170,5 +173,6 @@ class ObservedEngine:
         assert stats.preemptions == sum(request.num_preemptions for request in self.requests.values())
         assert stats.finished == {reason: list(self.reasons.values()).count(reason) for reason in self.reasons.values()}
         for record in records:
+            assert record["preemptions"] or not record["recomputed_rows"]
             assert record["kv_tokens_held"] <= record["kv_blocks_used"] * block_size
             assert record["kv_blocks_used"] <= self.runner.num_blocks

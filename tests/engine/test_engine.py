@@ -11,6 +11,7 @@ from observed import ObservedEngine
 from scripted import DOOR, Clock, ScriptedRunner, expected_output, make_config, make_prompt, make_request
 from slipstream.engine.engine import Engine
 from slipstream.engine.messages import RequestStats
+from slipstream.engine.records import StepRecords
 from slipstream.errors import InvalidRequest
 
 
@@ -119,6 +120,24 @@ def test_the_ring_of_records_holds_the_newest() -> None:
     assert [record["index"] for record in observed.engine.records.last(3)] == [6, 7, 8]
     assert observed.engine.records.last(0) == []
     assert len(observed.engine.records.last(1000)) == 9
+
+
+def test_records_are_read_in_pages_from_a_step_on() -> None:
+    records = StepRecords(capacity=6)
+    observed = ObservedEngine(make_config(), ScriptedRunner(20))
+    observed.engine.records = records
+    observed.add(make_request(0, 5, 9, ignore_eos=True))
+    observed.run()
+
+    def indices(**message: int) -> list[int]:
+        return [record["index"] for record in records.asked_for(message)]
+
+    assert indices(since=4, count=3) == [4, 5, 6]
+    assert indices(since=7, count=100) == [7, 8]
+    assert indices(since=9) == []
+    assert indices(since=0, count=2) == [3, 4], "the oldest of nine that six are kept of"
+    assert indices(last=2) == [7, 8]
+    assert StepRecords().asked_for({"since": 0}) == []
 
 
 def test_the_peak_of_blocks_is_exact_and_starts_anew_with_each_reading() -> None:

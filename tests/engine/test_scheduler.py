@@ -269,6 +269,8 @@ def test_prompt_tokens_count_once_and_computed_tokens_as_often_as_they_were_comp
     assert stats.generation_tokens == 39
     # Every token but a sequence's last is computed once, and the 16 that the victim lost a second time.
     assert stats.computed_tokens == 18 + 39 - 3 + 16
+    assert stats.useful_tokens == 18 + 39 - 3
+    assert sum(record["recomputed_rows"] for record in observed.records) == 16
     observed.check_end()
 
 

@@ -177,7 +177,7 @@ class ObservedScheduler:
         chunks = {chunk.request: chunk for chunk in batch.chunks}
 
         assert batch.num_tokens <= self._budget
-        assert batch.num_padding_tokens == 0
+        assert batch.num_useful_tokens == batch.num_tokens
         assert len(scheduler.running) <= self._seats
         assert len(chunks) == len(batch.chunks), "a sequence has two chunks in one step"
         assert set(chunks) == set(scheduler.running) - set(outgrown), "a running sequence got nothing"

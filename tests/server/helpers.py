@@ -49,9 +49,14 @@ _ENVIRONMENT = {"SLIPSTREAM_THREADS": "1"}
 
 
 def make_server(*models: str, **environment: str) -> TritonServer:
-    """A server on free ports that was not started."""
+    """A server on free ports that was not started; with all models, `admin` among them, where none is named."""
     return TritonServer(
-        models or None, http_port=0, grpc_port=0, metrics_port=0, environment={**_ENVIRONMENT, **environment}
+        models or None,
+        http_port=0,
+        grpc_port=0,
+        metrics_port=0,
+        environment={**_ENVIRONMENT, **environment},
+        admin=not models,
     )
 
 

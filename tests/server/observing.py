@@ -158,3 +158,37 @@ def is_alive(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
+
+
+_COUNTERS = (
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "useful_tokens_total",
+    "computed_tokens_total",
+    "steps_total",
+    "preemptions_total",
+    "kv_waste_steps_total",
+)
+
+
+class Counted:
+    """How much every counter of an engine grew between `with` and its end."""
+
+    def __init__(self, server: TritonServer, engine: str) -> None:
+        self._server, self._engine = server, engine
+
+    def __enter__(self) -> Counted:
+        wait_until_at_rest(self._server, [self._engine])
+        self._before = Metrics(self._server)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        wait_until_at_rest(self._server, [self._engine])
+        after = Metrics(self._server)
+        self.added = {
+            name: after.value(name, self._engine) - self._before.value(name, self._engine) for name in _COUNTERS
+        }
+        self.finished = {
+            reason: after.finished(self._engine, reason) - self._before.finished(self._engine, reason)
+            for reason in ("stop", "length", "cancelled", "error")
+        }

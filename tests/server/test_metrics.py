@@ -7,45 +7,13 @@ import math
 import pytest
 
 from helpers import PROMPTS, GrpcStream, Refused, ask, ask_batch, generate, sampling_json
-from observing import Metrics, engine_status, wait_until_at_rest
+from observing import Counted, Metrics, engine_status
 from slipstream_client import control
 from slipstream_client.server.tritonserver import TritonServer
 
 pytestmark = pytest.mark.server
 
 BLOCK_SIZE = 16
-COUNTERS = (
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "useful_tokens_total",
-    "computed_tokens_total",
-    "steps_total",
-    "preemptions_total",
-    "kv_waste_steps_total",
-)
-
-
-class Counted:
-    """How much every counter of an engine grew between `with` and its end."""
-
-    def __init__(self, server: TritonServer, engine: str) -> None:
-        self._server, self._engine = server, engine
-
-    def __enter__(self) -> Counted:
-        wait_until_at_rest(self._server, [self._engine])
-        self._before = Metrics(self._server)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        wait_until_at_rest(self._server, [self._engine])
-        after = Metrics(self._server)
-        self.added = {
-            name: after.value(name, self._engine) - self._before.value(name, self._engine) for name in COUNTERS
-        }
-        self.finished = {
-            reason: after.finished(self._engine, reason) - self._before.finished(self._engine, reason)
-            for reason in ("stop", "length", "cancelled", "error")
-        }
 
 
 def test_the_counters_of_the_continuous_engine_are_exact(server: TritonServer) -> None:

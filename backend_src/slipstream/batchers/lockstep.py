@@ -50,13 +50,13 @@ class LockstepScheduler(BatchingPolicy):
             self._form_group(now)
             return Batch(
                 [Chunk(r, [PADDING_TOKEN] * r.padding + r.token_ids, 0, sample=True) for r in self.running],
-                num_padding_tokens=sum(request.padding for request in self.running),
+                num_prompt_padding=sum(request.padding for request in self.running),
             )
         chunks = []
         for row in self.running:
             token_id = PADDING_TOKEN if row.finished else row.token_ids[-1]
             chunks.append(Chunk(row, [token_id], row.padding + row.num_computed, sample=True))
-        return Batch(chunks, num_padding_tokens=sum(row.finished for row in self.running))
+        return Batch(chunks, num_finished_rows=sum(row.finished for row in self.running))
 
     def update(self, batch: Batch, token_ids: list[int], now: float) -> list[Request]:
         """Take in one token for each row; returns the requests that got one."""

@@ -200,10 +200,12 @@ def stats_json(
     num_input: int,
     output_ids: list[int],
     stop_string: str | None = None,
+    batch_end_s: float | None = None,
 ) -> str:
-    """The `stats` output of an ended request; times in milliseconds.
+    """The `stats` output of an ended request; times in milliseconds, but for when it arrived on the server's clock.
 
-    `stop_reason` is the stop string or the one of `stop_token_ids` that has ended it, else null.
+    `stop_reason` is the stop string or the one of `stop_token_ids` that has ended it, else null. `held_ms`, of a batch
+    that ends as a whole, is from its own last token to the batch's end at `batch_end_s`.
     """
     if stats is None:
         return "{}"
@@ -213,6 +215,7 @@ def stats_json(
 
     stop_token_id = output_ids[-1] if output_ids and output_ids[-1] in fields.sampling.stop_token_ids else None
     values: dict[str, Any] = {
+        "arrival_s": round(stats.arrival_s, 6),
         "queue_ms": milliseconds(stats.queue_s),
         "first_token_ms": milliseconds(stats.first_token_s),
         "inference_ms": milliseconds(stats.inference_s),
@@ -223,6 +226,8 @@ def stats_json(
         "preemptions": stats.num_preemptions,
         "waited_for": msgspec.to_builtins(stats.waited),
     }
+    if batch_end_s is not None:
+        values["held_ms"] = milliseconds(batch_end_s - stats.end_s)
     if fields.ignored:
         values["ignored"] = fields.ignored
     if fields.return_token_ids:

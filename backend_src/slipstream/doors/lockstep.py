@@ -51,12 +51,13 @@ class LockstepDoor(Door):
         except Exception as error:
             errors |= dict.fromkeys(rows, error)
             outputs = {}
+        batch_end_s = max((output.stats.end_s for output in outputs.values() if output.stats), default=0.0)
         responses = []
         for index in range(len(requests)):
             try:
                 if index in errors:
                     raise errors[index]
-                responses.append(self._response(rows[index], outputs))
+                responses.append(self._response(rows[index], outputs, batch_end_s))
             except Exception as error:
                 responses.append(error_response(error))
         return responses
@@ -92,7 +93,9 @@ class LockstepDoor(Door):
         self._link.submit(batch)
         return self._collector.wait(cancel_abandoned, _CANCEL_POLL_S)
 
-    def _response(self, rows: list[tuple[NewRequest, RequestFields]], outputs: dict[int, Output]) -> Any:
+    def _response(
+        self, rows: list[tuple[NewRequest, RequestFields]], outputs: dict[int, Output], batch_end_s: float
+    ) -> Any:
         answers = [(new, fields, outputs[new.id]) for new, fields in rows]
         for _, _, output in answers:
             error = output_error(output)
@@ -100,7 +103,10 @@ class LockstepDoor(Door):
                 raise error
         shape = (len(rows), 1)
         texts = [self._codec.decode(f.shown(o.token_ids), f.skip_special_tokens) for _, f, o in answers]
-        stats = [stats_json(o.stats, fields, len(new.prompt_ids), o.token_ids) for new, fields, o in answers]
+        stats = [
+            stats_json(o.stats, fields, len(new.prompt_ids), o.token_ids, batch_end_s=batch_end_s)
+            for new, fields, o in answers
+        ]
         return pb_utils.InferenceResponse(
             output_tensors=[
                 text_tensor("text_output", texts, shape),

@@ -35,8 +35,14 @@ _COUNTERS = {
     ),
     "slipstream_prefix_cache_readmission_hits_total": ("readmission_hit_tokens", "Those of them that were found"),
     "slipstream_steps_total": ("steps", "Steps computed"),
-    "slipstream_useful_tokens_total": ("useful_tokens", "Rows put through the model that served a request"),
-    "slipstream_computed_tokens_total": ("computed_tokens", "Rows put through the model, padding included"),
+    "slipstream_useful_tokens_total": (
+        "useful_tokens",
+        "Rows put through the model for a request, once each",
+    ),
+    "slipstream_computed_tokens_total": (
+        "computed_tokens",
+        "All rows put through the model, with padding and what was computed again",
+    ),
     "slipstream_kv_waste_steps_total": (
         "kv_waste_steps",
         "Sum over steps of 1 - tokens held / (KV blocks held x block size)",

@@ -32,6 +32,11 @@ class Chunk:
         return self.sample and len(self.token_ids) == 1 and self.request.num_output_tokens > 0
 
     @property
+    def num_recomputed(self) -> int:
+        """Its tokens that had been computed when the sequence was last preempted."""
+        return min(max(self.request.num_lost - self.start, 0), self.num_tokens)
+
+    @property
     def scored_ids(self) -> list[int]:
         """The prompt tokens whose log-probabilities the first rows of this chunk give: each row that of the next."""
         request = self.request
@@ -49,10 +54,11 @@ class Chunk:
 
 @dataclass(slots=True)
 class Batch:
-    """The chunks of one step, and how many of their rows are padding that serves no request."""
+    """The chunks of one step, and how many of their rows serve no request: padding before prompts, and ended rows."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    num_padding_tokens: int = 0
+    num_prompt_padding: int = 0
+    num_finished_rows: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -60,7 +66,7 @@ class Batch:
 
     @property
     def num_useful_tokens(self) -> int:
-        return self.num_tokens - self.num_padding_tokens
+        return self.num_tokens - self.num_prompt_padding - self.num_finished_rows
 
     @property
     def sampled(self) -> list[Chunk]:

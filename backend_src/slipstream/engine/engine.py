@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from slipstream.batchers.iterative import IterativeScheduler
 from slipstream.batchers.lockstep import LockstepScheduler
@@ -115,6 +116,7 @@ class Engine:
         self._check_when_idle()
         record.run_s = computed - record.start_s - record.schedule_s
         record.update_s = self._clock() - computed
+        record.left = len(self.requests)
         self._close_record(record)
         return changed
 
@@ -134,6 +136,22 @@ class Engine:
         stats.finished = dict(self.num_finished)
         self._blocks_peak = 0
         return stats
+
+    def status(self) -> dict[str, Any]:
+        """What the control socket tells of now; `clock_s` is the time that records and requests are noted in."""
+        scheduler, runner = self.scheduler, self.runner
+        return {
+            "clock_s": self._clock(),
+            "steps": self._stats.steps,
+            "running": scheduler.num_running,
+            "waiting": scheduler.num_waiting,
+            "finished": dict(self.num_finished),
+            "kv_blocks_used": scheduler.pool.num_used,
+            "kv_blocks_total": scheduler.pool.num_blocks,
+            "block_size": scheduler.pool.block_size,
+            "device": runner.device_name,
+            "batch_invariant": runner.batch_invariant,
+        }
 
     def _update(self, batch: Batch, token_ids: list[int], now: float) -> list[Request]:
         """Let the scheduler take in a step; what has ended with it, or before it, is known no more."""
@@ -203,13 +221,16 @@ class Engine:
     def _open_record(self, batch: Batch, start: float) -> StepRecord:
         scheduler = self.scheduler
         decode_rows = sum(chunk.is_decode and not chunk.request.finished for chunk in batch.chunks)
+        recomputed_rows = sum(chunk.num_recomputed for chunk in batch.chunks if chunk.request.num_lost)
         useful_rows = batch.num_useful_tokens
         return StepRecord(
             index=self._stats.steps,
             start_s=start,
-            prefill_rows=useful_rows - decode_rows,
+            prefill_rows=useful_rows - decode_rows - recomputed_rows,
             decode_rows=decode_rows,
-            padding_rows=batch.num_padding_tokens,
+            recomputed_rows=recomputed_rows,
+            prompt_padding_rows=batch.num_prompt_padding,
+            finished_rows=batch.num_finished_rows,
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             preemptions=scheduler.num_preemptions,
@@ -222,8 +243,9 @@ class Engine:
         stats = self._stats
         stats.steps += 1
         stats.generation_tokens += record.sampled_rows
-        stats.computed_tokens += record.prefill_rows + record.decode_rows + record.padding_rows
-        stats.useful_tokens += record.prefill_rows + record.decode_rows
+        useful = record.prefill_rows + record.decode_rows
+        stats.useful_tokens += useful
+        stats.computed_tokens += useful + record.recomputed_rows + record.prompt_padding_rows + record.finished_rows
         reserved = record.kv_blocks_used * self.scheduler.pool.block_size
         if reserved:
             stats.kv_waste_steps += 1 - record.kv_tokens_held / reserved

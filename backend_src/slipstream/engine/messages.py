@@ -47,8 +47,9 @@ Command = Submit | Cancel | Leave
 
 
 class RequestStats(msgspec.Struct):
-    """How a request fared, in seconds and counts; sent once, with its end."""
+    """How a request fared, in seconds and counts; sent once, with its end. `arrival_s` is on the server's clock."""
 
+    arrival_s: float
     queue_s: float
     first_token_s: float | None
     inference_s: float
@@ -56,12 +57,18 @@ class RequestStats(msgspec.Struct):
     num_preemptions: int
     waited: Waited
 
+    @property
+    def end_s(self) -> float:
+        """When its last token came, on the server's clock."""
+        return self.arrival_s + self.queue_s + self.inference_s
+
     @classmethod
     def of(cls, request: Request) -> RequestStats:
         end = request.finish_time if request.finish_time is not None else request.arrival_time
         scheduled = request.first_scheduled_time if request.first_scheduled_time is not None else end
         first_token = request.first_token_time
         return cls(
+            arrival_s=request.arrival_time,
             queue_s=scheduled - request.arrival_time,
             first_token_s=None if first_token is None else first_token - request.arrival_time,
             inference_s=end - scheduled,

@@ -187,8 +187,7 @@ class EngineProcess:
         elif kind == "status":
             connection.send(self._status())
         elif kind == "records" and self._engine is not None:
-            last = self._engine.records.last(int(message.get("last", 100)))
-            connection.send({"type": "records", "records": last})
+            connection.send({"type": "records", "records": self._engine.records.asked_for(message)})
         elif kind == "drain":
             timeout_s = float(message.get("timeout_s", 20.0))
             if not timeout_s >= 0:
@@ -265,18 +264,7 @@ class EngineProcess:
             "doors": len(self._doors),
             "reason": self._failure,
         }
-        if self._engine is not None:
-            scheduler, runner = self._engine.scheduler, self._engine.runner
-            status |= {
-                "running": scheduler.num_running,
-                "waiting": scheduler.num_waiting,
-                "finished": dict(self._engine.num_finished),
-                "kv_blocks_used": scheduler.pool.num_used,
-                "kv_blocks_total": scheduler.pool.num_blocks,
-                "device": runner.device_name,
-                "batch_invariant": runner.batch_invariant,
-            }
-        return status
+        return status if self._engine is None else status | self._engine.status()
 
     # --- draining
 

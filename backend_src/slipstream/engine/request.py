@@ -112,6 +112,7 @@ class Request:
         key: unique while the request lives; chosen by who submits it.
         token_ids: the prompt, then the output.
         num_computed: tokens whose keys and values lie in the cache, from the first on.
+        num_lost: tokens that had been computed when it was last preempted.
         num_cached: tokens that were found in the prefix cache when it was first admitted.
         deadline: when it must have ended, on the engine's clock.
         cache_salt: only requests with the same salt share cached blocks.
@@ -152,6 +153,7 @@ class Request:
         "logprobs",
         "num_cached",
         "num_computed",
+        "num_lost",
         "num_offered_blocks",
         "num_passed",
         "num_preemptions",
@@ -202,6 +204,7 @@ class Request:
         self.first_token_time: float | None = None
         self.finish_time: float | None = None
         self.num_computed = 0
+        self.num_lost = 0
         self.num_cached = 0
         self.cache_salt = cache_salt
         self.cache_link: int | str = cache_salt

@@ -346,6 +346,7 @@ class ContinuousScheduler(BatchingPolicy):
             self.waiting.charge(victim, -chunk.num_tokens)
         self._release(victim)
         self.running.remove(victim)
+        victim.num_lost = max(victim.num_lost, victim.num_computed)
         victim.num_computed = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1

@@ -29,7 +29,8 @@ _SAMPLE = {"text_input": "The capital of France is", "max_tokens": 32, "temperat
 
 def serve(
     models: Annotated[
-        str | None, typer.Option(help="Models of the repository to load, separated by commas; all if left out.")
+        str | None,
+        typer.Option(help="Models of the repository to load, separated by commas; else all that serve requests."),
     ] = None,
     model: Annotated[
         str | None,
@@ -52,6 +53,9 @@ def serve(
     log: Annotated[Path | None, typer.Option(help="File to which the server's log is appended.")] = None,
     drain_seconds: Annotated[float, typer.Option(min=0, help="How long running requests may take at the end.")] = 20.0,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until all models must be ready.")] = 300.0,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="Load the model `admin` too, which tells of the engines' steps.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line for a program.")] = False,
 ) -> None:
     """Start a Triton server, wait until its models are ready, and serve until Ctrl-C or SIGTERM.
@@ -75,6 +79,7 @@ def serve(
         repository=repository,
         host=host,
         start_timeout_s=start_timeout,
+        admin=admin,
     )
     output = _Output(as_json)
     _pull_missing_models(server, model, as_json)

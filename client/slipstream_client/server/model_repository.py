@@ -9,6 +9,8 @@ from pathlib import Path
 
 from slipstream_client.errors import SlipstreamError
 
+ADMIN = "admin"  # tells of the engines, where that is wanted
+
 _MODEL_PARAMETER = re.compile(r'key:\s*"model"[\s,;]*value:?\s*\{\s*string_value:\s*"(?P<name>[^"]+)"')
 
 
@@ -42,10 +44,10 @@ def list_models(repository: Path) -> list[str]:
 
 
 def select_models(repository: Path, names: list[str] | None) -> list[str]:
-    """`names` without repetitions if all are in `repository`; all that are there if `names` is None."""
+    """`names` without repetitions if all are in `repository`; if `names` is None, all that serve requests."""
     available = list_models(repository)
     if names is None:
-        return available
+        return [name for name in available if name != ADMIN]
     for name in names:
         if name not in available:
             raise RepositoryError(f"no model {name!r} in {repository}; there are {', '.join(available)}")

@@ -16,7 +16,7 @@ from typing import Any
 from slipstream_client import control
 from slipstream_client.errors import SlipstreamError
 from slipstream_client.server.installation import find_tritonserver, lay_out_backends, server_environment
-from slipstream_client.server.model_repository import find_repository, select_models
+from slipstream_client.server.model_repository import ADMIN, find_repository, list_models, select_models
 from slipstream_client.server.paths import make_server_folder, note_regions
 from slipstream_client.server.ports import free_ports, require_free
 from slipstream_client.server.startup_log import failure_reason
@@ -54,6 +54,7 @@ class TritonServer:
         environment: further variables for the server and its models.
         runtime_dir: where the engines' sockets lie, private to this server; None makes one and removes it afterwards.
         start_timeout_s: seconds until all models must be ready.
+        admin: load the model that tells of the engines too, where the repository has it.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class TritonServer:
         *,
         host: str = "127.0.0.1",
         start_timeout_s: float = 300.0,
+        admin: bool = False,
     ) -> None:
         self.repository = find_repository(repository)
         self.models = select_models(self.repository, None if models is None else list(models))
@@ -80,7 +82,11 @@ class TritonServer:
         self.http_port, self.grpc_port, self.metrics_port = self._requested_ports
         self._model = model
         self._device = device
+        self._loaded = list(self.models)
         self._environment = dict(environment or {})
+        if admin and ADMIN in list_models(self.repository):
+            self._loaded.append(ADMIN)
+            self._environment["SLIPSTREAM_ADMIN"] = "true"
         self._start_timeout_s = start_timeout_s
         self._given_runtime_dir = runtime_dir
         self._given_log_path = log_path
@@ -201,7 +207,7 @@ class TritonServer:
         """Loaded models whose stub is gone: the server goes on calling them ready, and fails their requests."""
         seen = {stub.model for stub in self._stubs.values()}
         alive = {stub.model for stub in self._remember_stubs()}
-        return [model for model in self.models if model in seen - alive]
+        return [model for model in self._loaded if model in seen - alive]
 
     def reload(self, model: str) -> None:
         """Unload `model` and load it again; return when it is ready.
@@ -265,7 +271,7 @@ class TritonServer:
             f"--grpc-port={self.grpc_port}",
             f"--metrics-port={self.metrics_port}",
             "--model-control-mode=explicit",
-            *(f"--load-model={model}" for model in self.models),
+            *(f"--load-model={model}" for model in self._loaded),
             "--disable-auto-complete-config",
             "--strict-readiness=true",
             f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
@@ -289,7 +295,7 @@ class TritonServer:
                 raise self._failure(f"tritonserver ended while starting: {self._process.ending}")
             self._remember_stubs()
             with contextlib.suppress(TritonUnreachable):
-                if server.is_ready() and all(server.is_model_ready(model) for model in self.models):
+                if server.is_ready() and all(server.is_model_ready(model) for model in self._loaded):
                     return
             if time.monotonic() > deadline:
                 raise self._failure(f"the models were not ready after {self._start_timeout_s:g} seconds")

@@ -1,0 +1,3 @@
+"""A window into the engines; see slipstream.doors.admin."""
+
+from slipstream.doors.admin import AdminDoor as TritonPythonModel  # noqa: F401
