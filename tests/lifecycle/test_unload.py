@@ -26,6 +26,7 @@ from helpers import (
     generate_body,
 )
 from observing import Metrics, engine_pid, is_alive, occupancy, times_left, wait_until
+from slipstream_client.admin import AdminClient
 from slipstream_client.aio import AsyncSlipstreamClient
 from slipstream_client.client import SlipstreamClient
 from slipstream_client.server.triton_http import TritonHttp
@@ -175,6 +176,20 @@ def test_a_model_whose_engine_has_died_under_a_stream_is_unloaded_in_order_and_l
     """ENG-09: also before the next engine is there."""
     lose_the_engine(spare.server, model)
     assert_unloads_and_loads(spare.server, golden, model)
+
+
+def test_admin_tells_nothing_unless_it_is_enabled(spare: Spare) -> None:
+    triton = TritonHttp(spare.server.http_url)
+    with AdminClient(spare.server.grpc_url) as admin:
+        triton.load("admin", timeout_s=60)
+        try:
+            with pytest.raises(RequestFailed, match="the admin model is off; SLIPSTREAM_ADMIN=true turns it on") as off:
+                admin.status("continuous")
+        finally:
+            triton.unload("admin", timeout_s=30)
+        with pytest.raises(RequestFailed) as gone:
+            admin.engines()
+    assert (off.value.code, gone.value.code) == ("UNAVAILABLE", "UNAVAILABLE")
 
 
 def assert_unloads_and_loads(server: TritonServer, golden: dict[str, list[int]], model: str) -> None:

@@ -81,7 +81,7 @@ def test_all_engines_are_named(admin: AdminClient) -> None:
     [
         (
             {"type": "status", "engine": "../other"},
-            "engine is '../other'; allowed are continuous, dynamic, iterative, static",
+            "engine is '../other'; allowed are continuous, dynamic",
         ),
         ({"type": "status"}, "engine is None"),
         ({"type": "drain", "engine": "continuous"}, "whose type is engines, status, records"),
