@@ -187,9 +187,7 @@ def test_admin_tells_nothing_unless_it_is_enabled(spare: Spare) -> None:
                 admin.status("continuous")
         finally:
             triton.unload("admin", timeout_s=30)
-        with pytest.raises(RequestFailed) as gone:
-            admin.engines()
-    assert (off.value.code, gone.value.code) == ("UNAVAILABLE", "UNAVAILABLE")
+    assert off.value.code == "UNAVAILABLE"
 
 
 def assert_unloads_and_loads(server: TritonServer, golden: dict[str, list[int]], model: str) -> None:

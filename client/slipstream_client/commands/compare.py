@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
-import math
 import os
 import signal
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -18,80 +18,141 @@ import typer
 from rich.console import Console
 
 from slipstream_client import control
-from slipstream_client.comparison.comparison import ComparePlan, Comparison, Point, Target, estimate_seconds
+from slipstream_client.commands.compare_output import show, write_pages
+from slipstream_client.comparison.comparison import Comparison, estimate_seconds
 from slipstream_client.comparison.environment import describe_environment, describe_server
 from slipstream_client.comparison.estimate import readable
+from slipstream_client.comparison.plan import ComparePlan
+from slipstream_client.comparison.points import LoadFlags, WorkloadFlags, make_points
 from slipstream_client.comparison.progress import CompareProgress
+from slipstream_client.comparison.server import ServerUnderTest
 from slipstream_client.comparison.server_facts import read_contracts
+from slipstream_client.comparison.slo import PRESETS, parse_slo
+from slipstream_client.comparison.variants import Variant, derive_repository, parse_variant
 from slipstream_client.errors import SlipstreamError
-from slipstream_client.load.workload import make_workload
-from slipstream_client.report.batching import batching_doubt
-from slipstream_client.report.compare_table import compare_tables
+from slipstream_client.report.load_results import read_results
 
 _SERVER_START_S = 20
-_DIFFERENCES_SHOWN = 10
+_BATCHERS = "static,dynamic,iterative,continuous"
+_CONCURRENCY = "1,4,16"
+_WORKLOAD = "mixed"
+
+# Names of options as other load generators have them stand beside ours.
+Names = typer.Option
 
 
 def compare(
-    batchers: Annotated[
-        str, typer.Option(help="Models to compare, separated by commas.")
-    ] = "static,dynamic,iterative,continuous",
-    workload: Annotated[str, typer.Option(help="mixed, equal or fixed:IN,OUT (tokens).")] = "mixed",
-    concurrency: Annotated[str, typer.Option(help="Requests in flight; one run for each number.")] = "1,4,16",
-    requests: Annotated[
-        str | None,
-        typer.Option(
-            help="Requests of each run, or one number for each concurrency.", show_default="12,24,48 for 1,4,16"
+    batchers: Annotated[str | None, Names(help="Models to compare, separated by commas.", show_default=_BATCHERS)] = None,
+    variant: Annotated[
+        list[str] | None,
+        Names(
+            help="MODEL[,SWITCH=VALUE...] with a parameter set otherwise, such as continuous,prefix_cache=off or "
+            "dynamic,executor=transformers; or NAME,target=openai,url=URL,served_model=M. May be repeated."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the workload.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the results.", show_default="results/compare-<time>")
+    reference: Annotated[
+        str | None, Names(help="Variant that the others are measured against.", show_default="dynamic, else the first")
     ] = None,
+    workload: Annotated[
+        list[str] | None,
+        Names(help="Lengths or a file (README, Workloads); variance is a sweep. May be repeated.", show_default=_WORKLOAD),
+    ] = None,
+    scale: Annotated[float, Names(help="Factor of all lengths of the workload.")] = 1.0,
+    max_input: Annotated[int | None, Names(min=1, help="Longest prompt; longer ones are cut.")] = None,
+    max_output: Annotated[int | None, Names(min=1, help="Longest answer; longer ones are cut.")] = None,
+    concurrency: Annotated[
+        str | None, Names(help="Closed loop: clients that wait for their answers.", show_default=_CONCURRENCY)
+    ] = None,
+    request_rate: Annotated[str | None, Names(help="Open loop: requests per second, or inf.")] = None,
+    burstiness: Annotated[
+        float, Names(help="Shape of the gamma distributed gaps; 1 is Poisson, less comes in bursts.")
+    ] = 1.0,
+    trace: Annotated[str | None, Names(help="Replay the arrival times of this file.")] = None,
+    trace_speed: Annotated[float, Names(help="Factor of the trace's speed.")] = 1.0,
+    max_concurrency: Annotated[int | None, Names(min=1, help="Most requests in flight of an open loop.")] = None,
+    ramp_up: Annotated[float, Names(min=0, help="Seconds in which the load grows to its full height.")] = 0.0,
+    requests: Annotated[
+        str | None,
+        Names(
+            "--requests", "--num-prompts", "--request-count",
+            help="Measured requests of each run, or one number for each load.",
+            show_default="12,24,48 for concurrency 1,4,16",
+        ),
+    ] = None,  # fmt: skip
+    warm_up: Annotated[
+        int, Names("--warmup-request-count", min=0, help="Requests at the start of each run that count in no figure.")
+    ] = 0,
+    cool_down: Annotated[
+        int, Names("--cooldown-request-count", min=0, help="Requests at the end of each run that count in no figure.")
+    ] = 0,
+    repeats: Annotated[
+        int, Names("--repeats", "--trials", min=1, help="Runs of each variant at each load; 2 tell the noise.")
+    ] = 1,
+    goodput: Annotated[
+        list[str] | None,
+        Names("--goodput", "--slo", help="chat, interactive, or limits in ms: 'ttft:200 tpot:50 e2el:3000'."),
+    ] = None,
+    tune: Annotated[bool, Names(help="Find the dynamic batcher's best delay and batch size first.")] = True,
+    seed: Annotated[int, Names("--seed", "--random-seed", min=0, help="Seed of the workload and of the arrivals.")] = 0,
+    out: Annotated[
+        Path | None,
+        Names("--out", "--result-dir", help="Folder for the results.", show_default="results/compare-<time>"),
+    ] = None,
+    baseline: Annotated[Path | None, Names(help="Folder of an earlier comparison to show the changes against.")] = None,
     url: Annotated[
-        str | None, typer.Option(help="gRPC endpoint of a running server; without it one is started.")
+        str | None, Names("--url", "-u", help="gRPC endpoint of a running server; without it one is started.")
+    ] = None,
+    http_url: Annotated[
+        str | None, Names(help="HTTP endpoint of that server.", show_default="port 8000 beside 8001")
     ] = None,
     metrics_url: Annotated[
-        str | None, typer.Option(help="Metrics endpoint of that server.", show_default="port 8002 beside 8001")
+        str | None, Names(help="Metrics endpoint of that server.", show_default="port 8002 beside 8001")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Language model: built-in name, folder or hub id.")] = None,
+    model: Annotated[
+        str | None, Names("--model", "-m", help="Language model: built-in name, folder or hub id.")
+    ] = None,
     device: Annotated[
-        str | None, typer.Option(help="auto, cpu or cuda.", show_default="as each model is configured")
+        str | None, Names(help="auto, cpu or cuda.", show_default="as each model is configured")
     ] = None,
-    retries: Annotated[int, typer.Option(min=0, help="Retries of a request that was refused as UNAVAILABLE.")] = 0,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, max=86400, help="Seconds after which a request has failed.")
-    ] = 300.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of the table.")] = False,
+    retries: Annotated[int, Names(min=0, help="Retries of a request that was refused as UNAVAILABLE.")] = 0,
+    timeout: Annotated[float, Names(min=0.1, max=86400, help="Seconds after which a request has failed.")] = 300.0,
+    as_json: Annotated[bool, Names("--json", help="Print results.json instead of the tables.")] = False,
 ) -> None:
-    """Send the same requests to each batcher and show throughput, latency and waste side by side.
+    """Send the same requests to each batcher; show throughput, latency and waste side by side, and why they differ.
 
     Exits with 1 if a request failed or two batchers gave different answers.
     """
-    names = tuple(dict.fromkeys(name.strip() for name in batchers.split(",") if name.strip()))
-    if not names:
-        raise SlipstreamError("--batchers names no batcher")
-    points = _points(concurrency, requests)
+    variants = _variants(batchers, variant)
+    flags = LoadFlags(concurrency, request_rate, trace, trace_speed, burstiness, max_concurrency, ramp_up)
+    offered = WorkloadFlags(workload or [_WORKLOAD], scale, max_input, max_output, seed)
     plan = ComparePlan(
-        batchers=names,
-        points=points,
-        workload=make_workload(workload, max(point.requests for point in points), seed),
+        variants=variants,
+        points=make_points(offered, flags.loads(_CONCURRENCY), requests, warm_up + cool_down),
+        baseline=reference or _default_reference(variants),
+        repeats=repeats,
+        warm_up=warm_up,
+        cool_down=cool_down,
         retries=retries,
         timeout_s=timeout,
+        seed=seed,
+        slos=tuple(dict.fromkeys([*PRESETS.values(), *map(parse_slo, goodput or [])])),
     )
+    earlier = None if baseline is None else read_results(baseline)
     folder = out or Path("results") / time.strftime("compare-%Y%m%d-%H%M%S")
     notes = Console(stderr=True)
     with (
         _folder_of_our_own(folder),
         _ended_as_by_ctrl_c(),
-        CompareProgress(notes, len(names) * len(points)) as progress,
+        CompareProgress(notes, sum(1 for _ in plan.runs())) as progress,
     ):
         _announce(plan, progress, starts_server=url is None)
-        with _target(plan, url, metrics_url, model, device, folder) as (target, server_facts):
-            comparison = Comparison(plan, target, folder, progress)
-            comparison.results["environment"] = describe_environment() | server_facts
-            report, unwritten = _measure(comparison)
-    _show(comparison, report, as_json, notes)
+        with _server(plan, url, http_url, metrics_url, model, device, folder) as (server, facts):
+            comparison = Comparison(plan, server, folder, progress)
+            comparison.results["environment"] = describe_environment() | facts
+            comparison.results["command"] = ["slipstream", *sys.argv[1:]]
+            unwritten = _run(comparison, tune)
+    pages, unwritten = (None, unwritten) if unwritten else write_pages(comparison, earlier)
+    show(comparison, earlier, pages, as_json, notes)
     if unwritten:
         raise SlipstreamError(f"cannot write to {folder}: {unwritten.strerror}")
     if comparison.results["interrupted"]:
@@ -100,68 +161,84 @@ def compare(
         raise typer.Exit(1)
 
 
-def _points(concurrency: str, requests: str | None) -> tuple[Point, ...]:
-    levels = list(dict.fromkeys(_whole_numbers("--concurrency", concurrency)))
-    if requests is None:
-        # Enough for the tail to mean something, growing slowly, and whole batches for a client that batches.
-        counts = [level * math.ceil(12 / math.sqrt(level)) for level in levels]
-    else:
-        counts = _whole_numbers("--requests", requests)
-        if len(counts) == 1:
-            counts *= len(levels)
-    if len(counts) != len(levels):
-        raise SlipstreamError(f"--requests has {len(counts)} numbers for {len(levels)} concurrencies")
-    return tuple(Point(level, count) for level, count in zip(levels, counts, strict=True))
+def _variants(batchers: str | None, given: Sequence[str] | None) -> tuple[Variant, ...]:
+    """Those of --batchers and of --variant; where neither is given, the four batchers."""
+    text = _BATCHERS if batchers is None and not given else batchers or ""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    variants = tuple(parse_variant(each) for each in [*names, *(given or [])])
+    if not variants:
+        raise SlipstreamError("--batchers names no batcher")
+    return variants
 
 
-def _whole_numbers(option: str, text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise SlipstreamError(f"{option} {text!r} is no list of whole numbers") from None
-    if min(numbers) < 1:
-        raise SlipstreamError(f"{option} {text!r}: every number must be at least 1")
-    return numbers
+def _default_reference(variants: Sequence[Variant]) -> str:
+    names = [variant.name for variant in variants]
+    return "dynamic" if "dynamic" in names else names[0]
 
 
 def _announce(plan: ComparePlan, progress: CompareProgress, *, starts_server: bool) -> None:
-    workload = plan.workload
-    counts = ", ".join(f"{point.requests} at concurrency {point.concurrency}" for point in plan.points)
-    progress.say(f"workload {workload.name}, seed {workload.seed}: {counts}; sha256 {workload.sha256[:16]}")
+    for workload in plan.workloads():
+        points = [point for point in plan.points if point.workload is workload]
+        counts = ", ".join(f"{point.num_requests} at {point.load.label}" for point in points)
+        progress.say(f"workload {workload.name}, seed {workload.seed}: {counts}; sha256 {workload.sha256[:16]}")
     seconds = estimate_seconds(plan) + (_SERVER_START_S if starts_server else 0)
     progress.say(f"estimate: about {readable(seconds)} (from the demo model's step times on two cores)")
 
 
 @contextlib.contextmanager
-def _target(
-    plan: ComparePlan, url: str | None, metrics_url: str | None, model: str | None, device: str | None, folder: Path
-) -> Iterator[tuple[Target, dict[str, Any]]]:
+def _server(
+    plan: ComparePlan,
+    url: str | None,
+    http_url: str | None,
+    metrics_url: str | None,
+    model: str | None,
+    device: str | None,
+    folder: Path,
+) -> Iterator[tuple[ServerUnderTest, dict[str, Any]]]:
     """The server to measure, started here unless `url` names one, and what it says about itself."""
+    ours = [variant for variant in plan.variants if variant.url is None]
     if url is not None:
         if model is not None or device is not None:
             raise SlipstreamError("--model and --device are the server's: they cannot be changed with --url")
+        switched = next((variant for variant in ours if variant.switches), None)
+        if switched is not None:
+            raise SlipstreamError(f"{switched.name}: switches are the server's: they cannot be set with --url")
         host, _, port = url.rpartition(":")
-        metrics = metrics_url or (f"{host}:8002" if port == "8001" else None)
-        contracts, facts = read_contracts(url, plan.batchers)
-        yield Target(url, contracts, metrics, None), describe_server(list(contracts.values()), facts)
+        beside = {"http": f"{host}:8000", "metrics": f"{host}:8002"} if port == "8001" else {}
+        contracts, facts = read_contracts(url, [variant.served_name for variant in ours])
+        described = describe_server(list(contracts.values()), facts)
+        http, metrics = http_url or beside.get("http"), metrics_url or beside.get("metrics")
+        yield ServerUnderTest(url, http, contracts, metrics, None), described
+        return
+    if not ours:
+        yield ServerUnderTest("", None, {}, None, None), {}
         return
     # The server is imported where it is needed: a comparison with --url does without it.
+    from slipstream_client.server.model_repository import find_repository
     from slipstream_client.server.tritonserver import TritonServer
 
-    with TritonServer(
-        models=list(plan.batchers),
-        model=model,
-        device=device,
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
-        log_path=folder / "tritonserver.log",
-    ) as server:
-        contracts, facts = read_contracts(server.grpc_url, plan.batchers)
-        engines = [control.request(path, {"type": "status"}) for path in control.list_engines(server.runtime_dir)]
-        devices = ", ".join(sorted({engine["device"] for engine in engines}))
-        described = describe_server(list(contracts.values()), facts, model, devices)
-        yield Target(server.grpc_url, contracts, server.metrics_url, server.process_ids), described
+    with tempfile.TemporaryDirectory(prefix="slipstream-") as scratch:
+        repository = Path(scratch) / "model_repository"
+        derive_repository(find_repository(), ours, repository)
+        with TritonServer(
+            models=list(dict.fromkeys(variant.served_name for variant in ours)),
+            model=model,
+            device=device,
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            log_path=folder / "tritonserver.log",
+            repository=repository,
+            admin=True,
+        ) as server:
+            contracts, facts = read_contracts(server.grpc_url, server.models)
+            engines = [control.request(path, {"type": "status"}) for path in control.list_engines(server.runtime_dir)]
+            devices = ", ".join(sorted({engine["device"] for engine in engines}))
+            described = describe_server(list(contracts.values()), facts, model, devices)
+            under_test = ServerUnderTest(
+                server.grpc_url, server.http_url, contracts, server.metrics_url, server.process_ids, repository
+            )
+            yield under_test, described
 
 
 @contextlib.contextmanager
@@ -198,57 +275,10 @@ def _ended_as_by_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _measure(comparison: Comparison) -> tuple[Path | None, OSError | None]:
-    """Run a comparison and write its pages: the report, or why not all could be written; it is shown all the same."""
+def _run(comparison: Comparison, tuned: bool) -> OSError | None:
+    """Run a comparison; returns why not all of it could be written, which is shown all the same."""
     try:
-        comparison.run()
-        return _write_pages(comparison), None
+        comparison.run(tuned=tuned)
     except OSError as error:
-        return None, error
-
-
-def _write_pages(comparison: Comparison) -> Path:
-    # matplotlib takes a second to import; every other command does without it.
-    from slipstream_client.report.charts import write_charts
-    from slipstream_client.report.page import write_report
-
-    lines = comparison.request_lines()
-    write_charts(comparison.results, lines, comparison.out)
-    return write_report(comparison.results, lines, comparison.out)
-
-
-def _show(comparison: Comparison, report: Path | None, as_json: bool, notes: Console) -> None:
-    results = comparison.results
-    if as_json:
-        print(json.dumps(results, indent=1))
-    else:
-        console = Console()
-        # Piped output has no width of its own; the tables need this much.
-        console = console if console.is_terminal else Console(width=132)
-        for table in compare_tables(results, comparison.request_lines(), console.width):
-            console.print(table)
-        for doubt in filter(None, map(batching_doubt, results["runs"])):
-            console.print(doubt, highlight=False, markup=False)
-        console.print(_quality_text(results["quality"]), highlight=False)
-    mismatches = comparison.input_mismatches()
-    if mismatches:
-        notes.print(f"{len(mismatches)} prompts had another number of tokens than meant, first {mismatches[0]}")
-    errors = dict.fromkeys(record.error for record in comparison.records if record.error)
-    for error in list(errors)[:5]:
-        notes.print(f"failed: {error}", markup=False)
-    if results["interrupted"]:
-        notes.print("interrupted: the results hold the runs that were complete")
-    if report is not None:
-        (notes if as_json else Console()).print(f"report: {report}", highlight=False, soft_wrap=True, markup=False)
-
-
-def _quality_text(quality: dict[str, Any]) -> str:
-    if not quality["compared"]:
-        return "answers: nothing to compare"
-    if not quality["different"]:
-        return f"answers: equal in all {quality['compared']} comparisons"
-    differences = (
-        f"  {each['request']} differs from {each['reference']} at output token {each['first_difference']}"
-        for each in quality["different"][:_DIFFERENCES_SHOWN]
-    )
-    return "\n".join([f"answers: {len(quality['different'])} of {quality['compared']} differ", *differences])
+        return error
+    return None

@@ -1,111 +1,90 @@
-"""The comparison: the same requests to each batcher at each concurrency, and everything that was seen, on disk."""
+"""The comparison: the same requests to each variant at each point, and everything that was seen, on disk."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from slipstream_client.aio import AsyncSlipstreamClient
-from slipstream_client.comparison.engine_metrics import EngineWatch
+from slipstream_client.comparison.differences import compare_runs
 from slipstream_client.comparison.estimate import readable, run_seconds
+from slipstream_client.comparison.knees import find_knees
+from slipstream_client.comparison.margins import MODEL, add_margins
+from slipstream_client.comparison.measurement import Measurement, Step, measure
+from slipstream_client.comparison.plan import ComparePlan, PlannedRun, Point
 from slipstream_client.comparison.progress import CompareProgress
 from slipstream_client.comparison.quality import compare_answers
-from slipstream_client.comparison.resources import ProcessWatch
-from slipstream_client.comparison.run_figures import run_figures, window_s
-from slipstream_client.load.generator import LoadOptions, run_load
+from slipstream_client.comparison.server import ServerUnderTest
+from slipstream_client.comparison.tuning import is_tunable, tune
+from slipstream_client.comparison.variants import Variant
+from slipstream_client.load.arrivals import ClosedLoop, offered_sha256
 from slipstream_client.load.records import RequestRecord, write_records
-from slipstream_client.load.workload import Workload, make_workload
-from slipstream_client.tensors import ModelContract
+from slipstream_client.load.workload import make_workload
 
 WARM_UP = "fixed:48,24"
 _WARM_UP_SEED = 999_983  # other texts than the measured ones, so that no cache knows those
-
-
-@dataclass(frozen=True)
-class Point:
-    """One concurrency, and how many requests are sent at it."""
-
-    concurrency: int
-    requests: int
-
-
-@dataclass(frozen=True)
-class ComparePlan:
-    """What is to be run."""
-
-    batchers: tuple[str, ...]
-    points: tuple[Point, ...]
-    workload: Workload  # as long as the largest point needs
-    retries: int = 0
-    timeout_s: float = 300.0  # of one request
-
-    @property
-    def warm_up(self) -> Point:
-        """As many requests at once as the largest point has."""
-        most = min(max(point.concurrency for point in self.points), 16)
-        return Point(most, most)
-
-
-@dataclass(frozen=True)
-class Target:
-    """The server under test."""
-
-    grpc_url: str
-    contracts: Mapping[str, ModelContract]  # of every batcher
-    metrics_url: str | None  # None: what the engine counts stays unknown
-    process_ids: Callable[[], list[int]] | None  # None: not a server of ours, so its resources stay unknown
+_MOST_WARM_UP = 16
+_TUNING_ROUNDS = 2  # requests of each client in a run of the grid
 
 
 class Comparison:
-    """Runs a plan; `results` and `records` hold what was measured so far, whatever happens."""
+    """Runs a plan; `results`, `records` and `steps` hold what was measured so far, whatever happens."""
 
-    def __init__(self, plan: ComparePlan, target: Target, out: Path, progress: CompareProgress) -> None:
+    def __init__(self, plan: ComparePlan, server: ServerUnderTest, out: Path, progress: CompareProgress) -> None:
         self.plan = plan
-        self.target = target
+        self.server = server
         self.out = out
         self.progress = progress
         self.records: list[RequestRecord] = []
+        self.steps: list[Step] = []
         self.results: dict[str, Any] = {
-            "version": 1,
+            "version": 2,
             "interrupted": False,
+            "command": [],
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "environment": {},
-            "workload": plan.workload.describe(),
+            "plan": plan.describe(),
+            "workloads": self._describe_workloads(),
+            "tuning": None,
             "runs": [],
-            "quality": compare_answers([]),
+            "comparisons": [],
+            "noise": None,
+            "knees": {},
+            "quality": compare_answers([], []),
         }
 
     @property
     def failed(self) -> bool:
-        """A request failed, or a batcher answered differently."""
+        """A request failed, or two batchers answered differently."""
         return any(run["failures"] for run in self.results["runs"]) or bool(self.results["quality"]["different"])
 
-    def run(self) -> None:
-        """Warm every batcher up, then measure; what is on disk is complete after every run.
+    def run(self, *, tuned: bool = True) -> None:
+        """Warm every variant up, tune the dynamic batcher, then measure; what is on disk is complete after every run.
 
         Ctrl-C ends it early: the results then say so, and hold the runs that were complete.
         """
         try:
             self._warm_up()
-            # All batchers at one concurrency, then the next: what is compared was measured close in time.
-            for point in self.plan.points:
-                for batcher in self.plan.batchers:
-                    self._measure(batcher, point)
-                    self.write()
+            if tuned:
+                self._tune()
+            for planned in self.plan.runs():
+                self._measure(planned)
+                self._conclude()
+                self.write()
+            self._look_into_differences()
         except KeyboardInterrupt:
             self.results["interrupted"] = True
         self.write()
 
     def write(self) -> None:
-        """Write results.json (whole or not at all) and requests.jsonl."""
-        self.results["quality"] = compare_answers(self.records)
-        self.results["workload"]["input_token_mismatches"] = len(self.input_mismatches())
+        """Write results.json (whole or not at all), requests.jsonl and steps.jsonl."""
         write_records(self.out / "requests.jsonl", self.records)
+        with (self.out / "steps.jsonl").open("w", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(step) + "\n" for step in self.steps)
         unfinished = self.out / "results.json.part"
         unfinished.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
         os.replace(unfinished, self.out / "results.json")
@@ -116,78 +95,107 @@ class Comparison:
 
     def input_mismatches(self) -> list[str]:
         """Ids of requests whose prompt had another number of tokens at the server than was meant."""
-        offered = self.plan.workload.requests
+        offered = {planned.id: planned.point.requests for planned in self.plan.runs()}
         return [
             record.id
             for record in self.records
-            if record.input_tokens is not None and record.input_tokens != offered[record.index].input_tokens
+            if record.input_tokens is not None
+            and offered[record.run][record.index].input_tokens not in (None, record.input_tokens)
         ]
 
+    def _conclude(self) -> None:
+        """What follows from all runs so far."""
+        results, runs = self.results, self.results["runs"]
+        by_run: dict[str, list[RequestRecord]] = defaultdict(list)
+        for record in self.records:
+            by_run[record.run].append(record)
+        results["comparisons"], results["noise"] = compare_runs(runs, by_run, self.plan.baseline)
+        results["knees"] = find_knees(runs)
+        results["quality"] = compare_answers(self.records, runs)
+        results["quality"]["input_token_mismatches"] = len(self.input_mismatches())
+
+    def _look_into_differences(self) -> None:
+        agreement = self.results["quality"]["agreement"]
+        if agreement and MODEL in self.server.contracts:
+            requests = {run.id: {each.index: each for each in run.point.requests} for run in self.plan.runs()}
+            add_margins(agreement, self.records, requests, self.server.grpc_url)
+
+    def _describe_workloads(self) -> list[dict[str, Any]]:
+        described = []
+        for workload in self.plan.workloads():
+            points = [point for point in self.plan.points if point.workload is workload]
+            offered = {
+                point.load.label: offered_sha256(
+                    point.requests, point.load.intended_times(point.num_requests, self.plan.seed)
+                )
+                for point in points
+            }
+            described.append(workload.describe() | {"offered": offered})
+        return described
+
     def _warm_up(self) -> None:
-        point = self.plan.warm_up
-        requests = make_workload(WARM_UP, point.requests, _WARM_UP_SEED).requests
-        expected_s = sum(run_seconds(batcher, requests, point.concurrency) for batcher in self.plan.batchers)
+        most = min(max(point.num_requests for point in self.plan.points), _MOST_WARM_UP)
+        workload = make_workload(WARM_UP, most, _WARM_UP_SEED)
+        point = Point(workload, ClosedLoop(most), most)
+        plan = replace(self.plan, points=(point,), warm_up=0, cool_down=0)
+        expected_s = sum(estimate(variant, point) for variant in plan.variants)
         start = time.perf_counter()
-        for batcher in self.plan.batchers:
-            options = LoadOptions(batcher, point.concurrency)
-            records: list[RequestRecord] = []
-            self._load(options, requests, records, lambda record: None)
-            failures = [record for record in records if record.error]
+        for variant in plan.variants:
+            seen = Measurement(PlannedRun(variant, point, 0))
+            measure(self.server, plan, seen, lambda record: None)
+            failures = [record for record in seen.records if record.error]
             if failures:
-                self.progress.say(f"warm-up of {batcher}: {len(failures)} requests failed: {failures[0].error}")
+                self.progress.say(f"warm-up of {variant.name}: {len(failures)} requests failed: {failures[0].error}")
         factor = (time.perf_counter() - start) / expected_s
         self.progress.say(f"warmed up; about {readable(estimate_seconds(self.plan) * factor)} to go")
 
-    def _measure(self, batcher: str, point: Point) -> None:
-        options = LoadOptions(batcher, point.concurrency, retries=self.plan.retries)
-        requests = self.plan.workload.requests[: point.requests]
-        records: list[RequestRecord] = []
-        engine, processes = self._watches(batcher)
-        self.progress.run_started(options, len(requests))
-        if engine:
-            engine.start()
-        if processes:
-            processes.start()
+    def _tune(self) -> None:
+        """Find the best settings of Triton's dynamic batcher, where the server is ours to set."""
+        variants = sorted(filter(is_tunable, self.plan.variants), key=lambda variant: variant.executor != "native")
+        if not variants or self.server.repository is None:
+            return
+        point = max(self.plan.points, key=lambda point: getattr(point.load, "concurrency", 0))
+        clients = getattr(point.load, "concurrency", _MOST_WARM_UP)
+        count = min(_TUNING_ROUNDS * clients, point.num_requests)
+        short = Point(point.workload, ClosedLoop(clients), count)
+        plan = replace(self.plan, points=(short,), warm_up=0, cool_down=0, repeats=1)
+
+        def measure_short(variant: Variant, said: str) -> dict[str, Any]:
+            seen = Measurement(PlannedRun(variant, short, 0))
+            measure(self.server, plan, seen, lambda record: None)
+            run = seen.figures(plan)
+            rows, calls = run["triton_inferences"], run["triton_executions"]
+            self.progress.say(f"tuning {variant.name}, {said}: {run['output_tokens_per_s']:.1f} tokens/s")
+            return run | {"mean_batch": rows / calls if rows and calls else None}
+
+        size = self.server.contracts[variants[0].served_name].max_batch_size
+        tuning = tune(variants, self.server.repository, size, self.server.load, measure_short)
+        about = {"workload": point.workload.name, "concurrency": clients, "requests": count}
+        self.results["tuning"] = tuning | about
+
+    def _measure(self, planned: PlannedRun) -> None:
+        seen = Measurement(planned)
+        self.progress.run_started(planned)
         try:
-            self._load(options, requests, records, self.progress.request_ended)
+            measure(self.server, self.plan, seen, self.progress.request_ended)
         finally:
-            self.records += sorted(records, key=lambda record: record.index)
-            process_figures = processes.stop(window_s(records)) if processes else None
-            engine_figures = engine.stop() if engine else None
-        run = run_figures(options, records, engine_figures, process_figures)
+            self.records += seen.records
+        self.steps += [{"run": planned.id, **step} for step in seen.steps]
+        run = seen.figures(self.plan)
         self.results["runs"].append(run)
-        self.progress.run_ended(options, run)
+        self.progress.run_ended(run)
 
-    def _watches(self, batcher: str) -> tuple[EngineWatch | None, ProcessWatch | None]:
-        target, engine, processes = self.target, None, None
-        own = target.contracts[batcher]
-        if target.metrics_url:
-            engine = EngineWatch(target.metrics_url, own.engine, own.name)
-        if target.process_ids:
-            others = {name for contract in target.contracts.values() for name in (contract.name, contract.engine)}
-            processes = ProcessWatch(target.process_ids, others - {own.name, own.engine})
-        return engine, processes
 
-    def _load(
-        self,
-        options: LoadOptions,
-        requests: Sequence[Any],
-        records: list[RequestRecord],
-        on_end: Callable[[RequestRecord], None],
-    ) -> None:
-        async def load() -> None:
-            async with AsyncSlipstreamClient(
-                self.target.grpc_url, options.batcher, timeout_s=self.plan.timeout_s
-            ) as client:
-                await run_load(client, requests, options, records, on_end)
-
-        asyncio.run(load())
+def estimate(variant: Variant, point: Point) -> float:
+    """Seconds that one run will take, from the step-time model alone."""
+    requests, load = point.requests, point.load
+    if isinstance(load, ClosedLoop):
+        return run_seconds(variant.model, variant.executor, requests, load.concurrency)
+    times = load.intended_times(len(requests), 0)
+    return max(times[-1], run_seconds(variant.model, variant.executor, requests, len(requests)))
 
 
 def estimate_seconds(plan: ComparePlan) -> float:
-    """Time that the measured runs will take, from the step-time model alone."""
-    return sum(
-        run_seconds(batcher, plan.workload.requests[: point.requests], point.concurrency)
-        for point in plan.points
-        for batcher in plan.batchers
-    )
+    """Seconds that all measured runs will take."""
+    return sum(estimate(planned.variant, planned.point) for planned in plan.runs())
+

@@ -13,13 +13,18 @@ ROW_S = 0.0034
 
 LOCK_STEP = ("static", "dynamic")
 _SEATS = 16
+_SLOWER = {"transformers": 3.0}  # than the native executor
 _PREFILL_ROWS = 64  # most prompt rows in one step
 
 
-def run_seconds(batcher: str, requests: Sequence[WorkloadRequest], concurrency: int) -> float:
+def run_seconds(model: str, executor: str, requests: Sequence[WorkloadRequest], concurrency: int) -> float:
     """Estimate one run of a closed loop at `concurrency`."""
-    seats = min(concurrency, _SEATS)
-    if batcher in LOCK_STEP:
+    slower = _SLOWER.get(executor, 1.0)
+    return slower * _native_seconds(model, requests, min(concurrency, _SEATS))
+
+
+def _native_seconds(model: str, requests: Sequence[WorkloadRequest], seats: int) -> float:
+    if model in LOCK_STEP:
         batches = (requests[start : start + seats] for start in range(0, len(requests), seats))
         return sum(_lock_step_seconds(batch) for batch in batches)
     return _step_by_step_seconds(requests, seats)

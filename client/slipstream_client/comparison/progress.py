@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from slipstream_client.load.generator import LoadOptions
+from slipstream_client.comparison.plan import PlannedRun
 from slipstream_client.load.records import RequestRecord
 
 
@@ -45,10 +46,10 @@ class CompareProgress:
         """One line that stays."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def run_started(self, options: LoadOptions, requests: int) -> None:
+    def run_started(self, planned: PlannedRun) -> None:
         self._runs += 1
         self._failures = self._tokens = 0
-        self._task = self._bar.add_task(self._title(options), total=requests, note="")
+        self._task = self._bar.add_task(self._title(planned.id), total=planned.point.num_requests, note="")
 
     def request_ended(self, record: RequestRecord) -> None:
         self._failures += record.error is not None
@@ -57,15 +58,16 @@ class CompareProgress:
             failed = f", {self._failures} failed" if self._failures else ""
             self._bar.update(self._task, advance=1, note=f"{self._tokens} tokens{failed}")
 
-    def run_ended(self, options: LoadOptions, run: dict[str, Any]) -> None:
+    def run_ended(self, run: Mapping[str, Any]) -> None:
         if self._task is not None:
             self._bar.remove_task(self._task)
         e2e = f"mean latency {run['e2e_ms']['mean'] / 1000:.2f} s" if run["e2e_ms"] else "no answer"
         failed = f", {run['failures']} failed" if run["failures"] else ""
+        doubt = "".join(f"; not valid: {reason}" for reason in run["invalid_because"])
         self.say(
-            f"{self._title(options)}: {run['requests']} requests in {run['duration_s']:.1f} s, "
-            f"{run['output_tokens_per_s']:.1f} tokens/s, {e2e}{failed}"
+            f"{self._title(run['id'])}: {run['requests']} requests in {run['duration_s']:.1f} s, "
+            f"{run['output_tokens_per_s']:.1f} tokens/s, {e2e}{failed}{doubt}"
         )
 
-    def _title(self, options: LoadOptions) -> str:
-        return f"[{self._runs}/{self._total_runs}] {options.batcher}, concurrency {options.concurrency}"
+    def _title(self, run_id: str) -> str:
+        return f"[{self._runs}/{self._total_runs}] {run_id}"

@@ -1,0 +1,79 @@
+"""What `slipstream compare` leaves behind when it has measured: pages in its folder, tables on the terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from slipstream_client.comparison.comparison import Comparison
+from slipstream_client.report.batching import batching_doubt
+from slipstream_client.report.changes import baseline_changes, changes_table
+from slipstream_client.report.compare_table import compare_tables
+
+_DIFFERENCES_SHOWN = 10
+
+
+def write_pages(
+    comparison: Comparison, earlier: dict[str, Any] | None
+) -> tuple[Path | None, OSError | None]:
+    """Write the report and the files beside it: its path, or why not all could be written."""
+    # matplotlib takes a second to import; every other command does without.
+    from slipstream_client.report.write import write_all
+
+    try:
+        pages = write_all(comparison.results, comparison.request_lines(), comparison.steps, comparison.out, earlier)
+    except OSError as error:
+        return None, error
+    return pages["report"], None
+
+
+def show(
+    comparison: Comparison, earlier: dict[str, Any] | None, report: Path | None, as_json: bool, notes: Console
+) -> None:
+    """Print the tables, or with `as_json` the results, and what must not be overlooked."""
+    results = comparison.results
+    if as_json:
+        print(json.dumps(results, indent=1))
+    else:
+        console = Console()
+        # Piped output has no width of its own; the tables need this much.
+        console = console if console.is_terminal else Console(width=132)
+        for table in compare_tables(results, comparison.request_lines(), console.width):
+            console.print(table)
+        for doubt in filter(None, map(batching_doubt, results["runs"])):
+            console.print(doubt, highlight=False, markup=False)
+        if earlier is not None:
+            console.print(changes_table(baseline_changes(results, earlier)))
+        console.print(_quality_text(results["quality"]), highlight=False)
+    mismatches = comparison.input_mismatches()
+    if mismatches:
+        notes.print(f"{len(mismatches)} prompts had another number of tokens than meant, first {mismatches[0]}")
+    errors = dict.fromkeys(record.error for record in comparison.records if record.error)
+    for error in list(errors)[:5]:
+        notes.print(f"failed: {error}", markup=False)
+    if results["interrupted"]:
+        notes.print("interrupted: the results hold the runs that were complete")
+    if report is not None:
+        (notes if as_json else Console()).print(f"report: {report}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _quality_text(quality: dict[str, Any]) -> str:
+    lines = [_equality_text(quality)]
+    for name, seen in quality["agreement"].items():
+        lines.append(f"answers of {name}: {seen['agree']} of {seen['compared']} are those of the native executor")
+    return "\n".join(lines)
+
+
+def _equality_text(quality: dict[str, Any]) -> str:
+    if not quality["compared"]:
+        return "answers: nothing to compare"
+    if not quality["different"]:
+        return f"answers: equal in all {quality['compared']} comparisons"
+    differences = (
+        f"  {each['request']} differs from {each['reference']} at output token {each['first_difference']}"
+        for each in quality["different"][:_DIFFERENCES_SHOWN]
+    )
+    return "\n".join([f"answers: {len(quality['different'])} of {quality['compared']} differ", *differences])
