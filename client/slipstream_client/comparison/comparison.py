@@ -116,11 +116,11 @@ class Comparison:
 
     def input_mismatches(self) -> list[str]:
         """Ids of requests whose prompt had another number of tokens at the server than was meant."""
-        offered = self.plan.workload.requests
+        meant = [request.input_tokens for request in self.plan.workload.requests]
         return [
             record.id
             for record in self.records
-            if record.input_tokens is not None and record.input_tokens != offered[record.index].input_tokens
+            if record.input_tokens is not None and meant[record.index] not in (None, record.input_tokens)
         ]
 
     def _warm_up(self) -> None:
