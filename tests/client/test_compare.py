@@ -129,6 +129,22 @@ def test_prompts_of_another_length_than_meant_are_reported(triton: FakeTriton, t
 
 
 @pytest.mark.usefixtures("no_pages")
+def test_prompts_of_a_file_have_no_length_to_miss(triton: FakeTriton, tmp_path: Path) -> None:
+    triton.script = lambda received: answer([1, 2, 3])
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Why is the sky blue?"}\n{"prompt": "And the sea?", "max_tokens": 9}\n')
+    load = ["--workload", str(prompts), "--concurrency", "2", "--requests", "2", "--batchers", "static,continuous"]
+    result = compare(triton, tmp_path, *load)
+    assert result.exit_code == 0, result.output
+    results = results_of(tmp_path)
+    assert (results["workload"]["name"], results["workload"]["input_token_mismatches"]) == ("prompts.jsonl", 0)
+    assert [run["failures"] for run in results["runs"]] == [0, 0]
+    rows = [row for received in triton.received for row in received.rows() if row.text == "And the sea?"]
+    assert [row.sampling[0]["max_tokens"] for row in rows] == [9, 9]
+    assert not any("stop_length" in row.sampling[0] or "ignore_eos" in row.sampling[0] for row in rows)
+
+
+@pytest.mark.usefixtures("no_pages")
 def test_json_prints_the_results_and_nothing_else_on_standard_output(triton: FakeTriton, tmp_path: Path) -> None:
     result = compare(triton, tmp_path, "--concurrency", "1", "--requests", "2", "--batchers", "continuous", "--json")
     assert json.loads(result.stdout) == results_of(tmp_path)

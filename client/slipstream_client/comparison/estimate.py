@@ -20,32 +20,36 @@ _PREFILL_ROWS = 64  # most prompt rows in one step
 def run_seconds(model: str, executor: str, requests: Sequence[WorkloadRequest], concurrency: int) -> float:
     """Estimate one run of a closed loop at `concurrency`."""
     slower = _SLOWER.get(executor, 1.0)
-    return slower * _native_seconds(model, requests, min(concurrency, _SEATS))
+    return slower * _native_seconds(model, list(map(_lengths, requests)), min(concurrency, _SEATS))
 
 
-def _native_seconds(model: str, requests: Sequence[WorkloadRequest], seats: int) -> float:
+def _native_seconds(model: str, lengths: Sequence[tuple[int, int]], seats: int) -> float:
     if model in LOCK_STEP:
-        batches = (requests[start : start + seats] for start in range(0, len(requests), seats))
+        batches = (lengths[start : start + seats] for start in range(0, len(lengths), seats))
         return sum(_lock_step_seconds(batch) for batch in batches)
-    return _step_by_step_seconds(requests, seats)
+    return _step_by_step_seconds(lengths, seats)
 
 
-def _lock_step_seconds(batch: Sequence[WorkloadRequest]) -> float:
+def _lengths(request: WorkloadRequest) -> tuple[int, int]:
+    """Tokens in and out: of a prompt that nobody has counted its words, of an answer without an end its limit."""
+    return request.input_tokens or len(request.text.split()), request.stop_length or request.max_tokens
+
+
+def _lock_step_seconds(batch: Sequence[tuple[int, int]]) -> float:
     """Every row is padded to the longest prompt and computed until the longest answer is done."""
-    prompt_rows = len(batch) * max(request.input_tokens for request in batch)
-    steps = max(request.stop_length for request in batch) - 1
+    prompt_rows = len(batch) * max(prompt for prompt, _ in batch)
+    steps = max(answer for _, answer in batch) - 1
     return _step_seconds(prompt_rows) + steps * _step_seconds(len(batch))
 
 
-def _step_by_step_seconds(requests: Sequence[WorkloadRequest], seats: int) -> float:
+def _step_by_step_seconds(requests: Sequence[tuple[int, int]], seats: int) -> float:
     """Requests join and leave between steps."""
     waiting = list(reversed(requests))
     prompts: list[list[int]] = []  # prompt tokens not yet computed, and output tokens still to come, of each sequence
     seconds = 0.0
     while waiting or prompts:
         while waiting and len(prompts) < seats:
-            request = waiting.pop()
-            prompts.append([request.input_tokens, request.stop_length])
+            prompts.append([*waiting.pop()])
         rows, budget = 0, _PREFILL_ROWS
         for sequence in prompts:
             if sequence[0]:

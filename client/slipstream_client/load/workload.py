@@ -1,26 +1,28 @@
 """The requests of a comparison: seeded, so that every batcher gets the same ones, and named by a hash.
 
 How long an answer really is travels as `stop_length`, which ends it as an end-of-sequence token would; the limit that
-a scheduler sees is `max_tokens`, the same for all.
+a scheduler sees is `max_tokens`: the longest answer that the workload can draw, the same for all of its requests.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import re
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from slipstream_client.errors import SlipstreamError
+from slipstream_client.load.arrivals import offered_sha256
+from slipstream_client.load.datasets import SUFFIXES, read_dataset
+from slipstream_client.load.named_workloads import population
+from slipstream_client.load.source import Entry, Source, refused, whole_number
+from slipstream_client.load.streams import Stream, generator
 from slipstream_client.load.words import WORDS
 
-MAX_TOKENS = 384
-_LONGEST_INPUT = 1 << 20
-EQUAL_LENGTHS = (64, 48)
+_SCALES = (0.001, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,39 +31,40 @@ class WorkloadRequest:
 
     index: int
     text: str
-    input_tokens: int  # words of `text`: its tokens with the demo model's tokenizer
-    stop_length: int  # output tokens after which the answer ends by itself
+    input_tokens: int | None  # words of `text`: its tokens with the demo model's tokenizer; None: a user's prompt
+    stop_length: int  # output tokens after which the answer ends by itself; 0: where the model or max_tokens ends it
     max_tokens: int  # the limit that the request states
 
     def sampling(self) -> dict[str, Any]:
         """Its sampling parameters: greedy, and with the output ids in the answer."""
-        return {
-            "temperature": 0,
-            "max_tokens": self.max_tokens,
-            "stop_length": self.stop_length,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
+        sampling = {"temperature": 0, "max_tokens": self.max_tokens, "return_token_ids": True}
+        return sampling | {"stop_length": self.stop_length, "ignore_eos": True} if self.stop_length else sampling
 
 
 @dataclass(frozen=True)
-class LogNormal:
-    """A lognormal distribution given by its own mean (not that of its logarithm), rounded and clipped."""
+class Fit:
+    """How lengths are made to suit a small model: all scaled by one factor, rounded, at least 1; then cut to limits."""
 
-    mean: float
-    sigma: float
-    low: int
-    high: int
+    scale: float = 1.0
+    max_input: int | None = None  # tokens
+    max_output: int | None = None
 
-    def sample(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        """Draw `count` whole numbers."""  # [count] int64
-        mu = math.log(self.mean) - self.sigma**2 / 2
-        drawn = np.rint(generator.lognormal(mu, self.sigma, count))
-        return np.clip(drawn, self.low, self.high).astype(np.int64)
+    def __post_init__(self) -> None:
+        low, high = _SCALES
+        if not low <= self.scale <= high:
+            raise refused("workload", "scale", self.scale, f"numbers from {low:g} to {high:g}")
+        for field in ("max_input", "max_output"):
+            if getattr(self, field) is not None:
+                whole_number("workload", field, getattr(self, field))
 
+    def scaled(self, tokens: int) -> int:
+        """`tokens` before any cut."""
+        return max(1, round(tokens * self.scale))
 
-MIXED_INPUT = LogNormal(mean=64, sigma=0.8, low=8, high=512)
-MIXED_OUTPUT = LogNormal(mean=48, sigma=1.0, low=4, high=384)
+    def output(self, tokens: int) -> int:
+        """Tokens of an answer, or the limit that it states."""
+        scaled = self.scaled(tokens)
+        return scaled if self.max_output is None else min(scaled, self.max_output)
 
 
 @dataclass(frozen=True)
@@ -71,68 +74,125 @@ class Workload:
     name: str
     seed: int
     requests: tuple[WorkloadRequest, ...]
+    fit: Fit
+    cut: dict[str, int]  # how many requests' "input" and "output" were cut to the limits
+    about: dict[str, Any]
 
     @property
+    def scale(self) -> float:
+        """The factor of all lengths."""
+        return self.fit.scale
+
+    @cached_property
     def sha256(self) -> str:
         """Hash of everything that is offered: texts, lengths and limits, in order."""
-        digest = hashlib.sha256()
-        for request in self.requests:
-            digest.update(json.dumps(asdict(request), sort_keys=True).encode() + b"\n")
-        return digest.hexdigest()
+        return offered_sha256(self.requests)
 
     def describe(self) -> dict[str, Any]:
-        """What results.json says about it."""
+        """What results.json says about it; lengths are those offered, after scaling and cutting.
+
+        `uncounted` prompts are a user's, whose tokens only the server knows; `unbounded` answers end by themselves.
+        Neither is in the figures of lengths.
+        """
+        inputs = [request.input_tokens for request in self.requests if request.input_tokens is not None]
+        outputs = [request.stop_length for request in self.requests if request.stop_length]
+        limits = [request.max_tokens for request in self.requests]
         return {
             "name": self.name,
             "seed": self.seed,
             "sha256": self.sha256,
             "requests": len(self.requests),
-            "input_tokens": _spread([request.input_tokens for request in self.requests]),
-            "output_tokens": _spread([request.stop_length for request in self.requests]),
-            "max_tokens": MAX_TOKENS,
+            **self.about,
+            "scale": self.fit.scale,
+            "max_input": self.fit.max_input,
+            "max_output": self.fit.max_output,
+            "cut": self.cut,
+            "input_tokens": _spread(inputs),
+            "output_tokens": _spread(outputs),
+            "uncounted": len(self.requests) - len(inputs),
+            "unbounded": len(self.requests) - len(outputs),
+            "max_tokens": limits[0] if min(limits) == max(limits) else _spread(limits),
             "temperature": 0,
         }
 
 
-def make_workload(name: str, count: int, seed: int = 0) -> Workload:
-    """Draw `count` requests of `mixed`, `equal` (64 tokens in, 48 out) or `fixed:IN,OUT`.
+def make_workload(
+    name: str,
+    count: int,
+    seed: int = 0,
+    *,
+    scale: float = 1.0,
+    max_input: int | None = None,
+    max_output: int | None = None,
+) -> Workload:
+    """Make `count` requests of a named workload (named_workloads.py) or of a file (datasets.py).
 
     Raises:
-        SlipstreamError: no such workload.
+        SlipstreamError: no such workload or file, or a value in it is out of range.
     """
-    # One stream each, so that no choice of lengths changes the texts, and a longer sequence begins with a shorter one.
-    inputs, outputs, texts = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(3))
-    if name == "mixed":
-        input_lengths = MIXED_INPUT.sample(inputs, count)
-        output_lengths = MIXED_OUTPUT.sample(outputs, count)
-    else:
-        input_length, output_length = _fixed_lengths(name)
-        input_lengths = np.full(count, input_length)
-        output_lengths = np.full(count, output_length)
-    requests = tuple(
-        WorkloadRequest(
-            index=index,
-            text=" ".join(WORDS[word] for word in texts.integers(len(WORDS), size=int(input_lengths[index]))),
-            input_tokens=int(input_lengths[index]),
-            stop_length=int(output_lengths[index]),
-            max_tokens=MAX_TOKENS,
-        )
-        for index in range(count)
-    )
-    return Workload(name, seed, requests)
+    fit = Fit(scale, max_input, max_output)
+    whole_number("workload", "requests", count)
+    whole_number("workload", "seed", seed, low=0, high=2**63 - 1)
+    is_file = name.endswith(SUFFIXES)
+    source = read_dataset(name, count, seed) if is_file else population(name).draw(count, seed)
+    requests, cut = _fitted(source, fit, seed)
+    return Workload(Path(name).name if is_file else name, seed, requests, fit, cut, source.about)
 
 
-def _fixed_lengths(name: str) -> tuple[int, int]:
-    if name == "equal":
-        return EQUAL_LENGTHS
-    match = re.fullmatch(r"fixed:(\d+),(\d+)", name)
-    if not match:
-        raise SlipstreamError(f"no workload {name!r}; there are mixed, equal and fixed:IN,OUT (tokens)")
-    input_length, output_length = int(match[1]), int(match[2])
-    if not 1 <= input_length <= _LONGEST_INPUT or not 1 <= output_length <= MAX_TOKENS:
-        raise SlipstreamError(f"workload {name}: IN is 1 to {_LONGEST_INPUT}, OUT 1 to {MAX_TOKENS}")
-    return input_length, output_length
+def _fitted(source: Source, fit: Fit, seed: int) -> tuple[tuple[WorkloadRequest, ...], dict[str, int]]:
+    """The requests of a source, and how many of them were cut."""
+    if (fit.scale != 1 or fit.max_input) and any(entry.prompt is not None for entry in source.entries):
+        raise SlipstreamError("scale and max_input are for lengths: a prompt that is given as text stays as it is")
+    words = _Words(source, fit, seed)
+    cut = {"input": 0, "output": 0}
+    requests = []
+    for index, entry in enumerate(source.entries):
+        text, input_tokens = entry.prompt, entry.input_tokens
+        if text is None:
+            drawn = words.draw(entry)
+            kept = drawn[: fit.max_input]
+            text, input_tokens = " ".join(kept), len(kept)
+            cut["input"] += len(kept) < len(drawn)
+        stop_length = 0
+        if entry.output_tokens is not None:
+            stop_length = fit.output(entry.output_tokens)
+            cut["output"] += stop_length < fit.scaled(entry.output_tokens)
+        max_tokens = fit.output(entry.max_tokens or source.max_tokens)
+        requests.append(WorkloadRequest(index, text, input_tokens, stop_length, max_tokens))
+    return tuple(requests), cut
 
 
-def _spread(lengths: list[int]) -> dict[str, float]:
-    return {"mean": float(np.mean(lengths)), "min": min(lengths), "max": max(lengths), "total": sum(lengths)}
+class _Words:
+    """Words of a source's prompts, each word a token; the same ones whatever the limits are."""
+
+    def __init__(self, source: Source, fit: Fit, seed: int) -> None:
+        self._fit = fit
+        self._texts = generator(seed, Stream.TEXTS)
+        prefix_texts = generator(seed, Stream.PREFIX_TEXTS)
+        self._prefixes = [_words(prefix_texts, fit.scaled(source.prefix_tokens)) for _ in range(source.prefixes)]
+
+    def draw(self, entry: Entry) -> list[str]:
+        """The prefix that the entry shares with others, if any, and words of its own."""
+        assert entry.input_tokens is not None
+        own = _words(self._texts, self._fit.scaled(entry.input_tokens))
+        return own if entry.prefix is None else self._prefixes[entry.prefix] + own
+
+
+def _words(texts: np.random.Generator, count: int) -> list[str]:
+    return [WORDS[word] for word in texts.integers(len(WORDS), size=count)]
+
+
+def _spread(lengths: Sequence[int]) -> dict[str, float] | None:
+    """Mean, ends, percentiles, sum and coefficient of variation; None of nothing."""
+    if not lengths:
+        return None
+    mean = float(np.mean(lengths))
+    return {
+        "mean": mean,
+        "min": min(lengths),
+        "p50": float(np.percentile(lengths, 50)),
+        "p90": float(np.percentile(lengths, 90)),
+        "max": max(lengths),
+        "total": sum(lengths),
+        "cv": float(np.std(lengths)) / mean,
+    }
