@@ -70,10 +70,10 @@ class HttpSession:
 
 
 async def read_events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[float, bytes]]:
-    """Yield the arrival, by `time.perf_counter()`, and the data of each server-sent event; what came together has one."""
+    """Yield the arrival, by `time.perf_counter()`, and the data of each server-sent event."""
     rest = b""
     async for received in response.content.iter_any():
-        now = time.perf_counter()
+        now = time.perf_counter()  # of all that came together
         *events, rest = (rest + received).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
             if data := _data(event):
