@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _CANCEL_TIMEOUT_S = 5.0
-_CODE_OF_STATUS = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 499: "CANCELLED", 500: "INTERNAL", 501: "UNIMPLEMENTED"}
-_CODE_OF_STATUS |= {503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED"}
+CODE_OF_STATUS = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 499: "CANCELLED", 500: "INTERNAL", 501: "UNIMPLEMENTED"}
+CODE_OF_STATUS |= {429: "UNAVAILABLE", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED"}
 
 
 class HttpSlipstreamClient:
@@ -142,8 +142,8 @@ class HttpSlipstreamClient:
         connection.request(method, f"/v2/models/{quote(self.model, safe='')}/{verb}", content)
         answer = connection.getresponse()
         if answer.status != 200:
-            code = _CODE_OF_STATUS.get(answer.status, "UNKNOWN")
-            raise RequestFailed(_error_text(answer.read()) or f"HTTP status {answer.status}", code)
+            code = CODE_OF_STATUS.get(answer.status, "UNKNOWN")
+            raise RequestFailed(error_text(answer.read()) or f"HTTP status {answer.status}", code)
         return answer
 
 
@@ -161,7 +161,8 @@ def parse_events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         yield json.loads(b"\n".join(data))
 
 
-def _error_text(body: bytes) -> str:
+def error_text(body: bytes) -> str:
+    """The server's own words in the body of a refusal."""
     try:
         # `generate_stream` answers with an event even where it streams nothing.
         return str(json.loads(body.removeprefix(b"data:"))["error"])

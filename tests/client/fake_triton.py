@@ -103,6 +103,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.num_streams = 0
         self.in_flight = 0
         self.most_in_flight = 0
+        self.overslept_s = 0.0  # by so much a wait was longer than scripted, at most
         self._lock = threading.Lock()
         self._running: dict[str, threading.Event] = {}
         self._server = grpc.server(ThreadPoolExecutor(64))
@@ -211,6 +212,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             if (step.event and step.event.is_set()) or any(end and end.is_set() for end in ends):
                 return
             time.sleep(min(0.005, max(deadline - time.monotonic(), 0)))
+        self.overslept_s = max(self.overslept_s, time.monotonic() - deadline)
 
     def _receive(self, request: Any) -> Received:
         inputs = {

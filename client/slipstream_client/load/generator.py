@@ -1,4 +1,9 @@
-"""A closed loop of clients: each sends the next request of the workload as soon as its last one has ended."""
+"""Sends a workload to a server: each request when its time has come and there is a place for it, and notes what came.
+
+Places are what may be in flight at once. In a closed loop they are its clients, and a request's turn comes when one of
+them becomes free. Otherwise turns are fixed in advance, and what waits for a place waits from its turn on: leaving that
+out would make a server look the better the longer it stood still (coordinated omission).
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,16 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from slipstream_client.aio import AsyncSlipstreamClient
-from slipstream_client.load.records import RequestRecord
+from slipstream_client.errors import SlipstreamError
+from slipstream_client.load.arrivals import ClosedLoop, Load
+from slipstream_client.load.lag import ClientLag, LagMeter
+from slipstream_client.load.records import Phase, RequestRecord
+from slipstream_client.load.targets.target import Attempt, LoadTarget
 from slipstream_client.load.workload import WorkloadRequest
-from slipstream_client.tensors import Generation, RequestFailed
+from slipstream_client.tensors import RequestFailed
 
 RETRIED_CODE = "UNAVAILABLE"
 _LONGEST_PAUSE_S = 5.0
@@ -24,159 +30,195 @@ _LONGEST_PAUSE_S = 5.0
 class LoadOptions:
     """How the requests of one run are sent."""
 
-    batcher: str
-    concurrency: int
-    executor: str = "native"
+    run: str  # its id, with which the ids of its requests begin
+    load: Load
+    warm_up: int = 0  # so many requests at the beginning are marked as such,
+    cool_down: int = 0  # and so many at the end
     retries: int = 0  # further attempts on UNAVAILABLE
     first_pause_s: float = 0.1  # before the first retry; doubles with each
+    seed: int = 0  # of the arrivals
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a run says beside its records."""
+
+    start_s: float  # time.perf_counter() at the run's time zero
+    lag: ClientLag
+    processes: int = 1  # that sent requests
 
 
 async def run_load(
-    client: AsyncSlipstreamClient,
+    target: LoadTarget,
     requests: Sequence[WorkloadRequest],
     options: LoadOptions,
     records: list[RequestRecord],
     on_end: Callable[[RequestRecord], None] = lambda record: None,
-) -> None:
-    """Send `requests` to the client's model, `options.concurrency` at a time, and append a record of each as it ends.
+) -> LoadReport:
+    """Send `requests` to a target that has been entered, and append a record of each as it ends.
 
-    Cancelling it cancels the requests in flight and leaves in `records` what has ended.
+    Where the client brings the batch, a place is a client that batches: in a closed loop it takes the next requests, in
+    an open one those that have arrived. Cancelling it cancels the requests in flight and leaves in `records` what has
+    ended.
+
+    Raises:
+        SlipstreamError: warm-up and cool-down leave nothing to measure.
     """
-    contract = await client.contract()
-    run = _Run(client, options, records, on_end)
-    concurrency = min(options.concurrency, len(requests))
-    if contract.client_batches:
-        batch_size = min(concurrency, contract.max_batch_size)
-        batches = iter([requests[start : start + batch_size] for start in range(0, len(requests), batch_size)])
-        workers = [run.send_batches(batches) for _ in range(math.ceil(concurrency / batch_size))]
-    else:
-        queue = iter(requests)
-        send_one = run.stream if contract.decoupled else run.infer
-        workers = [run.send_each(queue, send_one) for _ in range(concurrency)]
-    await asyncio.gather(*workers)
+    if requests and options.warm_up + options.cool_down >= len(requests):
+        raise SlipstreamError(
+            f"warm_up {options.warm_up} and cool_down {options.cool_down} leave none of {len(requests)} requests; "
+            f"together they may be {len(requests) - 1}"
+        )
+    return await _Run(target, requests, options, records, on_end).send_all()
 
 
 class _Run:
-    """The state that the workers of one run share: the clock's start and the records."""
+    """The state of one run. Times are seconds from its start."""
 
     def __init__(
         self,
-        client: AsyncSlipstreamClient,
+        target: LoadTarget,
+        requests: Sequence[WorkloadRequest],
         options: LoadOptions,
         records: list[RequestRecord],
         on_end: Callable[[RequestRecord], None],
     ) -> None:
-        self._client = client
+        self._target = target
+        self._requests = requests
         self._options = options
         self._records = records
         self._on_end = on_end
-        # So that no run finds in a prefix cache what the one before it has computed.
+        self._times = options.load.intended_times(len(requests), options.seed)
         self._cache_salt = secrets.token_hex(8)
+        self._batch_size, self._num_places = _places(options.load, target.batch_size, len(requests))
+        self._free: asyncio.Queue[float] = asyncio.Queue()  # since when each place that is free has been so
+        self._meter = LagMeter()
         self._start = time.perf_counter()
 
-    async def send_each(
-        self,
-        queue: Iterator[WorkloadRequest],
-        send: Callable[[WorkloadRequest, RequestRecord], Awaitable[None]],
-    ) -> None:
-        """One client that sends one request at a time."""
-        for request in queue:
-            record = self._record(request)
-            await self._attempt(lambda request=request, record=record: send(request, record), [record])  # type: ignore[misc]
-            self._end(request, record)
+    async def send_all(self) -> LoadReport:
+        beat = asyncio.create_task(self._meter.beat())
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            self._open_places()
+            await self._dispatch(tasks)
+            await asyncio.gather(*tasks)
+        finally:
+            for task in (beat, *tasks):
+                task.cancel()
+            await asyncio.gather(beat, *tasks, return_exceptions=True)
+        return LoadReport(self._start, self._meter.lag())
 
-    async def send_batches(self, batches: Iterator[Sequence[WorkloadRequest]]) -> None:
-        """One client that sends one batch at a time."""
-        for batch in batches:
-            records = [self._record(request) for request in batch]
-            await self._attempt(lambda batch=batch, records=records: self.infer_batch(batch, records), records)  # type: ignore[misc]
+    def _open_places(self) -> None:
+        """All at once, or evenly over the ramp of a closed loop."""
+        load = self._options.load
+        ramp_up_s = load.ramp_up_s if isinstance(load, ClosedLoop) else 0.0
+        for place in range(self._num_places or 0):
+            opens = ramp_up_s * place / (self._num_places or 1)
+            if opens:
+                asyncio.get_running_loop().call_later(opens, self._free.put_nowait, opens)
+            else:
+                self._free.put_nowait(opens)
+
+    async def _dispatch(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Start a task for each request, or batch, as soon as it may be sent."""
+        position = 0
+        while position < len(self._requests):
+            free_since = await self._free.get() if self._num_places else 0.0
+            due = free_since if self._times is None else max(self._times[position], free_since)
+            if (delay := due - self._now()) > 0:
+                await asyncio.sleep(delay)
+            end = min(position + self._batch_size, len(self._requests))
+            if self._times is not None:
+                now = self._now()
+                end = next((later for later in range(position + 1, end) if self._times[later] > now), end)
+            tasks.append(asyncio.create_task(self._serve(range(position, end), free_since, due)))
+            position = end
+
+    async def _serve(self, positions: range, free_since: float, due: float) -> None:
+        """From the sending of one request, or batch, to its end."""
+        batch = [self._requests[position] for position in positions]
+        records = [self._record(position, free_since) for position in positions]
+        try:
+            sent = self._now()
+            self._meter.note_sending(sent - due)
+            for record in records:
+                record.sent = sent
+            await self._attempt(batch, records)
             for request, record in zip(batch, records, strict=True):
                 self._end(request, record)
+        finally:
+            self._free.put_nowait(self._now())
 
-    async def stream(self, request: WorkloadRequest, record: RequestRecord) -> None:
-        """One attempt that notes the time and the tokens of every chunk."""
-        record.first, record.output_tokens = None, 0
-        record.chunks.clear()
-        chunks = self._client.stream(request.text, request_id=record.id, **self._sampling(request))
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                now = self._now()
-                record.chunks.append((now, chunk.num_tokens))
-                record.output_tokens += chunk.num_tokens
-                if record.first is None and chunk.num_tokens:
-                    record.first = now
-                if chunk.final:
-                    record.last = now
-                    self._note(record, Generation.of_chunks([chunk]))
+    async def _attempt(self, batch: Sequence[WorkloadRequest], records: Sequence[RequestRecord]) -> None:
+        """Send until it works or the retries are used up; a failure is noted in every record."""
+        for retries in range(self._options.retries + 1):
+            attempts = [
+                Attempt(record.id, request, self._cache_salt) for request, record in zip(batch, records, strict=True)
+            ]
+            failure = None
+            try:
+                await self._target.send(attempts)
+            except RequestFailed as error:
+                failure = error
+            if failure is None or failure.code != RETRIED_CODE or retries == self._options.retries:
+                break
+            await asyncio.sleep(min(self._options.first_pause_s * 2**retries, _LONGEST_PAUSE_S))
+        for attempt, record in zip(attempts, records, strict=True):
+            record.retries = retries
+            self._fill(record, attempt, failure)
 
-    async def infer(self, request: WorkloadRequest, record: RequestRecord) -> None:
-        """One attempt against a model that answers all at once."""
-        answer = await self._client.generate(request.text, request_id=record.id, **self._sampling(request))
-        self._answered(record, self._now(), answer)
+    def _fill(self, record: RequestRecord, attempt: Attempt, failure: RequestFailed | None) -> None:
+        """What came of the last attempt."""
+        record.chunks = [(at - self._start, tokens) for at, tokens in attempt.chunks]
+        record.output_tokens = sum(tokens for _, tokens in attempt.chunks)
+        if self._target.streams:
+            record.first = next((at for at, tokens in record.chunks if tokens), None)
+        record.input_tokens = attempt.input_tokens
+        record.finish_reason = attempt.finish_reason
+        record.output_ids = attempt.output_ids
+        record.stats = attempt.stats
+        record.last = record.chunks[-1][0] if record.chunks and failure is None else self._now()
+        if failure is not None:
+            record.error, record.error_code = failure.text, failure.code
 
-    async def infer_batch(self, batch: Sequence[WorkloadRequest], records: Sequence[RequestRecord]) -> None:
-        """One attempt of a whole batch."""
-        samplings = [self._sampling(request) for request in batch]
-        answers = await self._client.generate_batch([request.text for request in batch], samplings, records[0].id)
-        now = self._now()
-        for record, answer in zip(records, answers, strict=True):
-            self._answered(record, now, answer)
+    def _end(self, request: WorkloadRequest, record: RequestRecord) -> None:
+        if record.error is None and not record.output_tokens:
+            record.error, record.error_code = "the answer has no token", "EMPTY"
+        elif record.error is None and request.stop_length and record.output_tokens != request.stop_length:
+            record.error = f"the answer has {record.output_tokens} tokens where {request.stop_length} were asked for"
+            record.error_code = "WRONG_LENGTH"
+        self._records.append(record)
+        self._on_end(record)
 
-    def _sampling(self, request: WorkloadRequest) -> dict[str, Any]:
-        return request.sampling() | {"cache_salt": self._cache_salt}
+    def _record(self, position: int, free_since: float) -> RequestRecord:
+        index = self._requests[position].index
+        return RequestRecord(
+            id=f"{self._options.run}/{index:05d}",
+            run=self._options.run,
+            index=index,
+            intended=free_since if self._times is None else self._times[position],
+            phase=self._phase(position),
+        )
+
+    def _phase(self, position: int) -> Phase:
+        if position < self._options.warm_up:
+            return "warm_up"
+        return "cool_down" if position >= len(self._requests) - self._options.cool_down else "measured"
 
     def _now(self) -> float:
         return time.perf_counter() - self._start
 
-    def _record(self, request: WorkloadRequest) -> RequestRecord:
-        options = self._options
-        return RequestRecord(
-            id=f"{options.batcher}-c{options.concurrency}-{request.index:05d}",
-            batcher=options.batcher,
-            executor=options.executor,
-            concurrency=options.concurrency,
-            index=request.index,
-            intended=self._now(),
-        )
 
-    async def _attempt(self, send: Callable[[], Awaitable[None]], records: Sequence[RequestRecord]) -> None:
-        """Send until it works or the retries are used up; a failure is noted in every record."""
-        sent = self._now()
-        for record in records:
-            record.sent = sent
-        for attempt in range(self._options.retries + 1):
-            try:
-                return await send()
-            except RequestFailed as error:
-                if error.code == RETRIED_CODE and attempt < self._options.retries:
-                    await asyncio.sleep(min(self._options.first_pause_s * 2**attempt, _LONGEST_PAUSE_S))
-                    for record in records:
-                        record.retries += 1
-                    continue
-                for record in records:
-                    record.last, record.error, record.error_code = self._now(), error.text, error.code
-                return None
-        return None
+def _places(load: Load, batch_size: int | None, count: int) -> tuple[int, int | None]:
+    """Requests in a batch, and how many batches may be in flight at once (None: any number).
 
-    def _answered(self, record: RequestRecord, now: float, answer: Generation) -> None:
-        record.last = now
-        record.output_tokens = answer.num_output_tokens
-        record.chunks = [(now, answer.num_output_tokens)]
-        self._note(record, answer)
-
-    def _note(self, record: RequestRecord, answer: Generation) -> None:
-        record.input_tokens = answer.num_input_tokens
-        record.finish_reason = answer.finish_reason
-        record.output_ids = answer.output_ids
-        # The ids have a field of their own.
-        record.stats = {key: value for key, value in (answer.stats or {}).items() if key != "output_ids"} or None
-
-    def _end(self, request: WorkloadRequest, record: RequestRecord) -> None:
-        if record.error is None and request.stop_length and record.output_tokens != request.stop_length:
-            record.error = f"the answer has {record.output_tokens} tokens where {request.stop_length} were asked for"
-            record.error_code = "WRONG_LENGTH"
-        inference_ms = (record.stats or {}).get("inference_ms")
-        if record.error is None and inference_ms is not None:
-            record.queue_ms = max(record.e2e_ms - inference_ms, 0.0)
-        self._records.append(record)
-        self._on_end(record)
+    `batch_size` is the target's. A client that batches stands for as many clients as its batch holds, and where nothing
+    limits them there is one.
+    """
+    most = load.concurrency if isinstance(load, ClosedLoop) else load.max_concurrency
+    if most is not None:
+        most = max(1, min(most, count))
+    if batch_size is None:
+        return 1, most
+    batch_size = min(batch_size, most or batch_size)
+    return batch_size, math.ceil((most or 1) / batch_size)
