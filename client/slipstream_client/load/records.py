@@ -6,22 +6,23 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+Phase = Literal["warm_up", "measured", "cool_down"]
 
 
 @dataclass(slots=True)
 class RequestRecord:
     """Times are seconds from the start of the run; `sent` is of the first attempt, `chunks` of the last.
 
-    `intended` is when the request's turn came: in a closed loop, when the request before it had ended.
+    `intended` is when the request's turn came: its planned arrival, or in a closed loop when its client became free.
     """
 
     id: str
-    batcher: str
-    executor: str
-    concurrency: int
-    index: int
+    run: str  # its id in results.json
+    index: int  # in the workload
     intended: float
+    phase: Phase = "measured"
     sent: float | None = None
     first: float | None = None  # of the first chunk that carried a token; None where the batcher does not stream
     last: float | None = None  # of the last response, or of the failure
@@ -32,7 +33,6 @@ class RequestRecord:
     error: str | None = None
     error_code: str | None = None
     retries: int = 0
-    queue_ms: float | None = None  # all the time in which the request was not being served
     output_ids: list[int] | None = None
     stats: dict[str, Any] | None = None
 
