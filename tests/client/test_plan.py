@@ -29,11 +29,15 @@ def test_variants_are_run_forth_and_back_at_each_point() -> None:
         f"{variant}/fixed:3,4/{point}/{repeat}"
         for point in ("c1", "c2")
         for repeat, order in enumerate(
-            (("static", "dynamic", "continuous"), ("continuous", "dynamic", "static"), ("static", "dynamic", "continuous")),
+            (
+                ("static", "dynamic", "continuous"),
+                ("continuous", "dynamic", "static"),
+                ("static", "dynamic", "continuous"),
+            ),
             start=1,
         )
         for variant in order
-    ]  # fmt: skip
+    ]
 
 
 def test_a_point_has_the_first_requests_of_its_workload() -> None:
@@ -85,8 +89,11 @@ def test_every_workload_is_put_under_every_load() -> None:
     loads = LoadFlags(concurrency="1,4").loads("1")
     points = make_points(WorkloadFlags(["mixed", "fixed:3,4"]), loads, "5,7", 2)
     assert [(point.workload.name, point.load.label, point.num_requests) for point in points] == [
-        ("mixed", "c1", 7), ("mixed", "c4", 9), ("fixed:3,4", "c1", 7), ("fixed:3,4", "c4", 9),
-    ]  # fmt: skip
+        ("mixed", "c1", 7),
+        ("mixed", "c4", 9),
+        ("fixed:3,4", "c1", 7),
+        ("fixed:3,4", "c4", 9),
+    ]
     assert points[0].workload is points[1].workload
     assert len(points[0].workload.requests) == 9
 

@@ -42,7 +42,9 @@ Names = typer.Option
 
 
 def compare(
-    batchers: Annotated[str | None, Names(help="Models to compare, separated by commas.", show_default=_BATCHERS)] = None,
+    batchers: Annotated[
+        str | None, Names(help="Models to compare, separated by commas.", show_default=_BATCHERS)
+    ] = None,
     variant: Annotated[
         list[str] | None,
         Names(
@@ -55,7 +57,9 @@ def compare(
     ] = None,
     workload: Annotated[
         list[str] | None,
-        Names(help="Lengths or a file (README, Workloads); variance is a sweep. May be repeated.", show_default=_WORKLOAD),
+        Names(
+            help="Lengths or a file (README, Workloads); variance is a sweep. May be repeated.", show_default=_WORKLOAD
+        ),
     ] = None,
     scale: Annotated[float, Names(help="Factor of all lengths of the workload.")] = 1.0,
     max_input: Annotated[int | None, Names(min=1, help="Longest prompt; longer ones are cut.")] = None,
@@ -74,7 +78,9 @@ def compare(
     requests: Annotated[
         str | None,
         Names(
-            "--requests", "--num-prompts", "--request-count",
+            "--requests",
+            "--num-prompts",
+            "--request-count",
             help="Measured requests of each run, or one number for each load.",
             show_default="12,24,48 for concurrency 1,4,16",
         ),
@@ -111,9 +117,7 @@ def compare(
     model: Annotated[
         str | None, Names("--model", "-m", help="Language model: built-in name, folder or hub id.")
     ] = None,
-    device: Annotated[
-        str | None, Names(help="auto, cpu or cuda.", show_default="as each model is configured")
-    ] = None,
+    device: Annotated[str | None, Names(help="auto, cpu or cuda.", show_default="as each model is configured")] = None,
     retries: Annotated[int, Names(min=0, help="Retries of a request that was refused as UNAVAILABLE.")] = 0,
     timeout: Annotated[float, Names(min=0.1, max=86400, help="Seconds after which a request has failed.")] = 300.0,
     as_json: Annotated[bool, Names("--json", help="Print results.json instead of the tables.")] = False,
@@ -135,7 +139,7 @@ def compare(
         retries=retries,
         timeout_s=timeout,
         seed=seed,
-        slos=tuple(dict.fromkeys([*PRESETS.values(), *map(parse_slo, goodput or [])])),
+        slos=tuple(dict.fromkeys([*map(parse_slo, goodput or []), *PRESETS.values()])),
     )
     earlier = None if baseline is None else read_results(baseline)
     folder = out or Path("results") / time.strftime("compare-%Y%m%d-%H%M%S")

@@ -16,9 +16,7 @@ from slipstream_client.report.compare_table import compare_tables
 _DIFFERENCES_SHOWN = 10
 
 
-def write_pages(
-    comparison: Comparison, earlier: dict[str, Any] | None
-) -> tuple[Path | None, OSError | None]:
+def write_pages(comparison: Comparison, earlier: dict[str, Any] | None) -> tuple[Path | None, OSError | None]:
     """Write the report and the files beside it: its path, or why not all could be written."""
     # matplotlib takes a second to import; every other command does without.
     from slipstream_client.report.write import write_all

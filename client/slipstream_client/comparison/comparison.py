@@ -10,15 +10,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from slipstream_client.comparison.differences import compare_runs
 from slipstream_client.comparison.estimate import readable, run_seconds
-from slipstream_client.comparison.knees import find_knees
 from slipstream_client.comparison.margins import MODEL, add_margins
 from slipstream_client.comparison.measurement import Measurement, Step, measure
 from slipstream_client.comparison.plan import ComparePlan, PlannedRun, Point
 from slipstream_client.comparison.progress import CompareProgress
 from slipstream_client.comparison.quality import compare_answers
 from slipstream_client.comparison.server import ServerUnderTest
+from slipstream_client.comparison.statistics import summarise_runs
 from slipstream_client.comparison.tuning import is_tunable, tune
 from slipstream_client.comparison.variants import Variant
 from slipstream_client.load.arrivals import ClosedLoop, offered_sha256
@@ -51,9 +50,7 @@ class Comparison:
             "workloads": self._describe_workloads(),
             "tuning": None,
             "runs": [],
-            "comparisons": [],
-            "noise": None,
-            "knees": {},
+            **summarise_runs([], {}, plan.baseline),
             "quality": compare_answers([], []),
         }
 
@@ -73,11 +70,10 @@ class Comparison:
                 self._tune()
             for planned in self.plan.runs():
                 self._measure(planned)
-                self._conclude()
                 self.write()
-            self._look_into_differences()
         except KeyboardInterrupt:
             self.results["interrupted"] = True
+        self._conclude()
         self.write()
 
     def write(self) -> None:
@@ -104,19 +100,16 @@ class Comparison:
         ]
 
     def _conclude(self) -> None:
-        """What follows from all runs so far."""
+        """What follows from all runs together."""
         results, runs = self.results, self.results["runs"]
         by_run: dict[str, list[RequestRecord]] = defaultdict(list)
         for record in self.records:
             by_run[record.run].append(record)
-        results["comparisons"], results["noise"] = compare_runs(runs, by_run, self.plan.baseline)
-        results["knees"] = find_knees(runs)
+        results |= summarise_runs(runs, by_run, self.plan.baseline, self.plan.slos[0].name if self.plan.slos else None)
         results["quality"] = compare_answers(self.records, runs)
         results["quality"]["input_token_mismatches"] = len(self.input_mismatches())
-
-    def _look_into_differences(self) -> None:
-        agreement = self.results["quality"]["agreement"]
-        if agreement and MODEL in self.server.contracts:
+        agreement = results["quality"]["agreement"]
+        if agreement and MODEL in self.server.contracts and not results["interrupted"]:
             requests = {run.id: {each.index: each for each in run.point.requests} for run in self.plan.runs()}
             add_margins(agreement, self.records, requests, self.server.grpc_url)
 
@@ -198,4 +191,3 @@ def estimate(variant: Variant, point: Point) -> float:
 def estimate_seconds(plan: ComparePlan) -> float:
     """Seconds that all measured runs will take."""
     return sum(estimate(planned.variant, planned.point) for planned in plan.runs())
-

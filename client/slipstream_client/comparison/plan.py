@@ -49,7 +49,7 @@ class ComparePlan:
         warm_up, cool_down: requests at the beginning and the end of each run that count in no figure.
         retries: further attempts of a request that was refused.
         timeout_s: of one attempt.
-        slos: limits that goodput is counted by.
+        slos: limits that goodput is counted by; the first is the one whose knee is looked for.
     """
 
     variants: tuple[Variant, ...]

@@ -83,9 +83,7 @@ def make_points(workloads: WorkloadFlags, loads: Sequence[Load], requests: str |
             max_input=workloads.max_input,
             max_output=workloads.max_output,
         )
-        points += [
-            Point(made, load, min(count, len(made.requests))) for load, count in zip(loads, counts, strict=True)
-        ]
+        points += [Point(made, load, min(count, len(made.requests))) for load, count in zip(loads, counts, strict=True)]
     return tuple(points)
 
 

@@ -63,7 +63,12 @@ def tune(
     chosen = {key: best[key] for key in grid(1)[0]}
     for variant in variants:
         _apply(variant, chosen, repository, load)
-    return {"variants": [variant.name for variant in variants], "tried_with": first.name, "grid": tried, "chosen": chosen}
+    return {
+        "variants": [variant.name for variant in variants],
+        "tried_with": first.name,
+        "grid": tried,
+        "chosen": chosen,
+    }
 
 
 def _apply(variant: Variant, settings: Settings, repository: Path, load: Callable[[Variant], None]) -> None:
