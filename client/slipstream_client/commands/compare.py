@@ -30,7 +30,7 @@ from slipstream_client.comparison.server_facts import read_contracts
 from slipstream_client.comparison.slo import PRESETS, parse_slo
 from slipstream_client.comparison.variants import Variant, derive_repository, parse_variant
 from slipstream_client.errors import SlipstreamError
-from slipstream_client.report.load_results import read_results
+from slipstream_client.report.files import read_results
 
 _SERVER_START_S = 20
 _BATCHERS = "static,dynamic,iterative,continuous"
@@ -84,7 +84,7 @@ def compare(
             help="Measured requests of each run, or one number for each load.",
             show_default="12,24,48 for concurrency 1,4,16",
         ),
-    ] = None,  # fmt: skip
+    ] = None,
     warm_up: Annotated[
         int, Names("--warmup-request-count", min=0, help="Requests at the start of each run that count in no figure.")
     ] = 0,

@@ -19,13 +19,13 @@ _DIFFERENCES_SHOWN = 10
 def write_pages(comparison: Comparison, earlier: dict[str, Any] | None) -> tuple[Path | None, OSError | None]:
     """Write the report and the files beside it: its path, or why not all could be written."""
     # matplotlib takes a second to import; every other command does without.
-    from slipstream_client.report.write import write_all
+    from slipstream_client.report.files import write_all
 
     try:
         pages = write_all(comparison.results, comparison.request_lines(), comparison.steps, comparison.out, earlier)
     except OSError as error:
         return None, error
-    return pages["report"], None
+    return pages[0], None
 
 
 def show(

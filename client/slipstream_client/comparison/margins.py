@@ -48,7 +48,7 @@ def _margin(
         return None  # one ended before the other
     sampling = {**request.sampling(), "max_tokens": at + 1, "stop_length": 0, "logprobs": _LIKELIEST}
     try:
-        answer = client.generate(request.text, **sampling)  # type: ignore[arg-type]
+        answer = client.generate(request.text, **sampling)
     except RequestFailed:
         return None
     if answer.logprobs is None or len(answer.logprobs) <= at:

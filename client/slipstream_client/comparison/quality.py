@@ -37,14 +37,15 @@ def compare_answers(records: Iterable[RequestRecord], runs: Sequence[Mapping[str
     agreement: dict[str, dict[str, Any]] = {}
     for record in answered:
         run = by_id[record.run]
-        reference = references.get((run["workload"], record.index))
-        if run["executor"] == NATIVE or reference is None:
+        native_answer = references.get((run["workload"], record.index))
+        if run["executor"] == NATIVE or native_answer is None:
             continue
         seen = agreement.setdefault(run["variant"], {"compared": 0, "agree": 0, "different": []})
         seen["compared"] += 1
-        seen["agree"] += record.output_ids == reference.output_ids
-        if record.output_ids != reference.output_ids:
-            seen["different"].append(_difference(record, reference))
+        if record.output_ids == native_answer.output_ids:
+            seen["agree"] += 1
+        else:
+            seen["different"].append(_difference(record, native_answer))
     return {
         "equal": not different if compared else None,
         "compared": compared,
