@@ -118,7 +118,8 @@ def derive_repository(source: Path, variants: Sequence[Variant], folder: Path) -
         if variant.model not in available or variant.model == ADMIN:
             others = ", ".join(name for name in available if name != ADMIN)
             raise SlipstreamError(f"no model {variant.model!r} in {source}; there are {others}")
-        _copy_model(source / variant.model, folder / variant.served_name, variant.switches)
+        if not (folder / variant.served_name).exists():  # two variants of the same switches are the same model
+            _copy_model(source / variant.model, folder / variant.served_name, variant.switches)
     if ADMIN in available:
         _copy_model(source / ADMIN, folder / ADMIN, {})
 
