@@ -86,11 +86,6 @@ def test_after_a_ramp_everything_comes_half_a_ramp_later() -> None:
     assert ramped[-1] == pytest.approx(230, abs=1e-5)
 
 
-def test_clients_of_a_closed_loop_begin_over_the_ramp() -> None:
-    assert ClosedLoop(4, ramp_up_s=2).client_starts() == [0.0, 0.5, 1.0, 1.5]
-    assert ClosedLoop(3).client_starts() == [0.0, 0.0, 0.0]
-
-
 def test_a_closed_loop_has_no_times_of_its_own() -> None:
     assert ClosedLoop(4).intended_times(8, 0) is None  # type: ignore[func-returns-value]
 

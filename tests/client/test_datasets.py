@@ -223,4 +223,4 @@ def test_the_estimate_takes_words_and_limits_for_what_is_unknown(tmp_path: Path)
     unknown = make_workload(str(json_lines(tmp_path, {"prompt": "one two three", "max_tokens": 7})), 1).requests
     known = make_workload(str(json_lines(tmp_path, {"input_tokens": 3, "output_tokens": 7})), 1).requests
     for batcher in ("static", "continuous"):
-        assert run_seconds(batcher, unknown, 1) == run_seconds(batcher, known, 1)
+        assert run_seconds(batcher, "native", unknown, 1) == run_seconds(batcher, "native", known, 1)

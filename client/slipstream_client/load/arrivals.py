@@ -31,7 +31,7 @@ class ClosedLoop:
     """So many clients, each sending its next request when its last one has ended."""
 
     concurrency: int
-    ramp_up_s: float = 0.0  # over which the clients begin, one after another
+    ramp_up_s: float = 0.0  # over which the clients begin, evenly
 
     def __post_init__(self) -> None:
         whole_number("closed loop", "concurrency", self.concurrency, high=_MOST_IN_FLIGHT)
@@ -41,10 +41,6 @@ class ClosedLoop:
     def label(self) -> str:
         """Its name among the points of a comparison."""
         return f"c{self.concurrency}"
-
-    def client_starts(self) -> list[float]:
-        """When each client begins: evenly over the ramp, the first at once."""
-        return [self.ramp_up_s * client / self.concurrency for client in range(self.concurrency)]
 
     def intended_times(self, count: int, seed: int) -> None:
         """None: the times follow from the answers."""

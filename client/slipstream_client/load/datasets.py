@@ -39,8 +39,8 @@ def read_dataset(name: str, count: int, seed: int) -> Source:
         source = _sharegpt(path.name, decoded(path.name, content), seed, about)
     if len(source.entries) < count:
         raise SlipstreamError(
-            f"{path.name} has {len(source.entries)} requests where {count} are asked for; none is sent twice, as a "
-            "prefix cache would know it"
+            f"{path.name} has {len(source.entries)} requests where {count} are asked for; ask for fewer, as none is "
+            "sent twice: a prefix cache would know it"
         )
     return Source(source.entries[:count], source.max_tokens, about)
 
