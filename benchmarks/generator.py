@@ -1,9 +1,9 @@
 """How many streamed chunks a second one process on one core takes in: `python -m benchmarks.generator [--json]`.
 
-A server in a process of its own, on another core, sends each answer as 64 chunks, one every 50 ms. For each rate as many
-clients run as that takes, and the lag gate says whether the generator kept up; where it did not, what it measures of a
-server is partly itself. Steady: streams are out of step, as those of several engines are. Bursts: all are in step, as
-those of one engine, which sends a chunk of every sequence at the end of a step.
+A server in another process, on another core, sends each answer as 64 chunks, one every 50 ms. For each rate so many
+clients run that this is it, and the lag gate says whether the generator kept up; where it did not, part of what it
+measures is itself. Steady: streams are out of step, as those of several engines are. Bursts: all are in step, as those
+of one engine, which sends a chunk of every sequence at the end of a step.
 """
 
 from __future__ import annotations
