@@ -277,9 +277,13 @@ def is_final(response: service_pb2.ModelInferResponse) -> bool:
 
 def parse_rows(response: service_pb2.ModelInferResponse) -> list[Chunk]:
     """Read a response: one chunk for each row of the batch, or each choice; one where the model has neither."""
-    raw = {output.name: content for output, content in zip(response.outputs, response.raw_output_contents, strict=True)}
-    columns: dict[str, list[Any]] = {name: read_strings(raw[name]) for name in _TEXTS if name in raw}
-    columns |= {name: np.frombuffer(raw[name], dtype="<i4").tolist() for name in _NUMBERS if name in raw}
+    columns: dict[str, Sequence[Any]] = {}
+    for output, content in zip(response.outputs, response.raw_output_contents, strict=True):
+        name = output.name
+        if name in _TEXTS:
+            columns[name] = read_strings(content)
+        elif name in _NUMBERS:
+            columns[name] = struct.unpack(f"<{len(content) // 4}i", content)
     return _chunks(columns, final=is_final(response))
 
 
@@ -297,31 +301,30 @@ def parse_json_rows(answer: Mapping[str, Any], *, final: bool) -> list[Chunk]:
 
 
 _TEXTS = ("text_output", "finish_reason", "stats", "logprobs", "prompt_logprobs")
-_NUMBERS = ("num_input_tokens", "num_output_tokens", "choice_index")
+_NUMBERS = ("num_input_tokens", "num_output_tokens", "choice_index")  # 32 bits each
 
 
-def _chunks(columns: Mapping[str, list[Any]], *, final: bool) -> list[Chunk]:
+def _chunks(columns: Mapping[str, Sequence[Any]], *, final: bool) -> list[Chunk]:
     """One chunk for each row; what concerns the prompt stands once for all of them."""
-    rows = len(columns.get("text_output", [""]))
-
-    def value(name: str, row: int, default: Any = None) -> Any:
-        column = columns.get(name) or [default]
-        return column[row] if len(column) == rows else column[0]
-
-    return [
-        Chunk(
-            text=value("text_output", row, ""),
-            num_tokens=value("num_output_tokens", row, 0),
-            finish_reason=value("finish_reason", row) or None,
-            stats=json.loads(value("stats", row) or "null"),
-            num_input_tokens=value("num_input_tokens", row),
-            final=final,
-            choice=value("choice_index", row, 0),
-            logprobs=json.loads(value("logprobs", row) or "null"),
-            prompt_logprobs=json.loads(value("prompt_logprobs", row) or "null"),
+    rows = len(columns.get("text_output", ("",)))
+    chunks = []
+    for row in range(rows):
+        value = {name: column[row if len(column) == rows else 0] for name, column in columns.items() if column}.get
+        stats, logprobs, prompt_logprobs = value("stats"), value("logprobs"), value("prompt_logprobs")
+        chunks.append(
+            Chunk(
+                text=value("text_output", ""),
+                num_tokens=value("num_output_tokens", 0),
+                finish_reason=value("finish_reason") or None,
+                stats=json.loads(stats) if stats else None,
+                num_input_tokens=value("num_input_tokens"),
+                final=final,
+                choice=value("choice_index", 0),
+                logprobs=json.loads(logprobs) if logprobs else None,
+                prompt_logprobs=json.loads(prompt_logprobs) if prompt_logprobs else None,
+            )
         )
-        for row in range(rows)
-    ]
+    return chunks
 
 
 def failure_of(error: grpc.RpcError, url: str) -> RequestFailed:

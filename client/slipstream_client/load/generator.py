@@ -140,7 +140,8 @@ class _Run:
         records = [self._record(position, free_since) for position in positions]
         try:
             sent = self._now()
-            self._meter.note_sending(sent - due)
+            if self._times is not None:
+                self._meter.note_sending(sent - due)
             for record in records:
                 record.sent = sent
             await self._attempt(batch, records)

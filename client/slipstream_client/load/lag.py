@@ -37,7 +37,8 @@ class Spread:
 class ClientLag:
     """Of one run."""
 
-    # From when a request could have been sent (its time had come, and a place was free) to its sending.
+    # From when a request could have been sent (its time had come, and a place was free) to its sending. None in a
+    # closed loop, whose turns come when the generator says so.
     sending: Spread | None
     # From when the event loop should have woken to when it did, at a beat of 10 ms: every chunk waits for the loop.
     loop: Spread | None
