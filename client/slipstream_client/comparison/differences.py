@@ -6,7 +6,7 @@ A verdict calls at most five of 100 equal pairs different; so a table of twenty 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log, log1p
+from math import inf, log, log1p
 from typing import Any, Literal
 
 import numpy as np
@@ -34,9 +34,10 @@ def compare(points: Sequence[PointSamples], baseline: str, noise: Noise, *, seed
 
 def verdict(metric: str, ratio: float | None, interval: tuple[float, float] | None, floor: float | None) -> Verdict:
     """A difference counts when it exceeds the noise floor and its interval leaves 1 out; unknown without either."""
-    if not ratio or interval is None or floor is None:
+    if ratio is None or interval is None or floor is None:
         return "unknown"
-    if abs(log(ratio)) <= log1p(floor) or interval[0] <= 1 <= interval[1]:
+    distance = abs(log(ratio)) if ratio else inf
+    if distance <= log1p(floor) or interval[0] <= 1 <= interval[1]:
         return "same"
     return "better" if (ratio > 1) == (metric in HIGHER_IS_BETTER) else "worse"
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_client.comparison.segmented_fit import fit_bends
+from slipstream_client.comparison.segmented_fit import STRONG, fit_bends
 from slipstream_client.comparison.slo import wilson_interval
 
 LEAST_LOADS = 4
+LEAST_RUNS = 6  # two more than a line with a bend has parameters
 LEAST_ATTAINMENT = 0.9
 _RESAMPLES = 500
 _LOADS = {"closed": "concurrency", "open": "rate"}  # a load's kind, and its field on the horizontal axis
@@ -44,12 +45,16 @@ def throughput_knee(loads: Sequence[float], throughputs: Repeats, *, seed: int =
         return _too_few(loads)
     x = np.repeat(np.array(loads, dtype=float), [len(repeats) for repeats in throughputs])
     y = _in_a_row(throughputs)
+    if len(y) < LEAST_RUNS:
+        return _none(f"{len(y)} runs are too few to tell two lines from one: {LEAST_RUNS} are needed")
     bend = fit_bends(x, y[None])[0]
-    if not bend.is_knee:
+    if bend.evidence < STRONG:
         return _none(
-            f"throughput bends nowhere clearly: the best place is {bend.at:.3g}, with a slope of "
-            f"{bend.slope_before:.3g} before and {bend.slope_after:.3g} after it, and BIC better by {bend.evidence:.1f}"
+            f"one line fits throughput as well as two (BIC {bend.evidence:.1f} better, and {STRONG:g} is strong)"
         )
+    if not bend.is_knee:
+        slopes = f"from {bend.slope_before:.3g} to {bend.slope_after:.3g}"
+        return _none(f"at {bend.at:.3g} the slope of throughput over load only changes {slopes}")
     again = [found.at for found in fit_bends(x, y[_repeat_draws(throughputs, seed)]) if found.is_knee]
     method = f"two-segment least-squares fit, its BIC better than a line's by {bend.evidence:.0f}"
     return {"at": bend.at, **_confidence(again, throughputs), "method": method}
@@ -60,7 +65,7 @@ def latency_knee(
 ) -> Knee:
     """The measured load with the largest power, throughput / latency (Kleinrock 1979).
 
-    Up to there, one per cent of latency buys more than one per cent of throughput; behind it, less. It is where a ray
+    Up to there, one per cent of latency buys more than one per cent of throughput; behind it, less. That is where a ray
     from the origin touches the curve of latency over throughput, so it needs no limit and no choice of axes.
     """
     if len(loads) < LEAST_LOADS:

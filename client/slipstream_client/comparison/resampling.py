@@ -4,8 +4,9 @@ A resample draws as many requests of the workload as there were, with replacemen
 figure from what they met. All variants and repeats of a point were offered the same requests, so all of them get the
 same draws: what the luck of the lengths does to both sides of a ratio falls out of it.
 
-Limits: requests are taken for exchangeable, although those of a lock-step batch share its end; and a P99 of fewer than
-some hundred requests hangs on the slowest one or two, beyond which no resample reaches.
+Limits: requests are taken for exchangeable, although those of a lock-step batch share its end. And no resample reaches
+beyond the slowest request: the interval of a P99 covers the truth in nine of ten cases from 200 requests on, but in
+only six of ten with 100.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import numpy as np
 
 _BREAKS = 200  # candidates for the place of the bend
 _LARGEST_SLOPE_LEFT = 0.25  # of the slope before the bend, as guidellm's knee profile has it
-_STRONG = 6.0  # difference of BIC that counts as strong evidence (Kass and Raftery 1995)
+STRONG = 6.0  # difference of BIC that counts as strong evidence (Kass and Raftery 1995)
 _FINEST = 0.01  # of the mean: what no run repeats better than, so that a few exact points prove little
 
 
@@ -25,7 +25,7 @@ class Bend:
     def is_knee(self) -> bool:
         """The second line is clearly flatter, and two lines are clearly the better fit."""
         flatter = self.slope_before > 0 and self.slope_after <= _LARGEST_SLOPE_LEFT * self.slope_before
-        return flatter and self.evidence >= _STRONG
+        return flatter and self.evidence >= STRONG
 
 
 def fit_bends(x: np.ndarray, y: np.ndarray) -> list[Bend]:
