@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
-import io
 import json
 import os
 import signal
@@ -15,26 +14,27 @@ from typing import Any
 
 import grpc
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from fake_triton import Fail, FakeTriton, Received, Say, Wait, answer, ids_of_request, interrupt_when
 from slipstream_client import cli
 from slipstream_client.comparison.environment import describe_environment, describe_server
 from slipstream_client.comparison.estimate import run_seconds
+from slipstream_client.load.arrivals import OpenLoop, offered_sha256
 from slipstream_client.load.workload import make_workload
-from slipstream_client.report.compare_table import compare_tables
 from slipstream_client.tensors import ModelContract
 
-RUN_KEYS = """batcher executor concurrency requests failures duration_s output_tokens_per_s requests_per_s ttft_ms
-itl_ms tpot_ms e2e_ms queue_ms useful_tokens computed_tokens padding_fraction kv_waste_fraction kv_peak_blocks
-cpu_percent rss_bytes"""
+RUN_KEYS = """id variant model executor streams workload load point repeat clock_offset_s valid invalid_because
+client_lag_ms client_processes requests failures refusals cancelled empty retries duration_s output_tokens_per_s
+input_tokens_per_s requests_per_s ttft_ms itl_ms icl_ms tpot_ms e2e_ms ttft_intended_ms e2e_intended_ms queue_ms
+tokens_per_chunk slo useful_tokens computed_tokens padding_fraction kv_waste_fraction kv_peak_blocks preemptions
+triton_inferences triton_executions cpu_percent rss_bytes slots engine_time_s request_time_ms"""
 
 
 @pytest.fixture
 def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charts and report take seconds to draw; a test that is about neither does without."""
-    monkeypatch.setattr("slipstream_client.commands.compare._write_pages", lambda comparison: comparison.out / "none")
+    monkeypatch.setattr("slipstream_client.commands.compare.write_pages", lambda *_: (None, None))
 
 
 def compare(triton: FakeTriton, out: Path, *more: str) -> Any:
@@ -55,28 +55,68 @@ def test_a_clean_comparison_writes_everything_and_exits_with_0(triton: FakeTrito
     assert result.exit_code == 0, result.output
     results = results_of(tmp_path)
     batchers = ["static", "dynamic", "iterative", "continuous"]
-    assert [(run["batcher"], run["concurrency"], run["requests"]) for run in results["runs"]] == [
-        *((batcher, 1, 3) for batcher in batchers),
-        *((batcher, 2, 4) for batcher in batchers),
+    assert [(run["variant"], run["point"], run["requests"]) for run in results["runs"]] == [
+        *((batcher, "c1", 3) for batcher in batchers),
+        *((batcher, "c2", 4) for batcher in batchers),
     ]
+    assert [run["id"] for run in results["runs"]] == results["plan"]["order"]
     assert all(set(RUN_KEYS.split()) <= set(run) for run in results["runs"])
     assert [run["ttft_ms"] is None for run in results["runs"][:4]] == [True, True, False, False]
-    assert results["version"] == 1
+    assert results["version"] == 2
     assert results["interrupted"] is False
     workload = make_workload("fixed:3,4", 4)
-    assert (results["workload"]["name"], results["workload"]["sha256"]) == ("fixed:3,4", workload.sha256)
-    assert results["quality"] == {"equal": True, "compared": 24, "different": []}
+    (described,) = results["workloads"]
+    assert (described["name"], described["sha256"]) == ("fixed:3,4", workload.sha256)
+    assert described["offered"] == {
+        "c1": offered_sha256(workload.requests[:3]),
+        "c2": offered_sha256(workload.requests),
+    }
+    quality = results["quality"]
+    assert (quality["equal"], quality["compared"], quality["different"]) == (True, 24, [])
+    assert len(results["comparisons"]) == 6  # three variants against dynamic, at two points
+    assert results["tuning"] is None, "the server is not ours to set"
     lines = lines_of(tmp_path)
     assert len(lines) == 28
     assert lines[0]["output_ids"] == ids_of_request(
         Received("", "", [workload.requests[0].text], [{"stop_length": 4}], {}, 0)
     )
-    assert {"intended", "sent", "first", "last", "chunks", "error", "finish_reason"} <= set(lines[0])
+    assert lines[0]["run"] == "static/fixed:3,4/c1/1"
+    assert {"intended", "sent", "first", "last", "chunks", "error", "finish_reason", "phase"} <= set(lines[0])
+    assert (tmp_path / "steps.jsonl").read_text() == "", "it has no model `admin`"
     assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG")
     assert "no stream" in result.stdout
     assert "answers: equal in all 24 comparisons" in result.stdout
     assert result.stdout.rstrip().endswith(f"report: {tmp_path / 'report.html'}")
     assert "estimate: about" in result.stderr
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_repeats_are_interleaved_and_tell_the_noise(triton: FakeTriton, tmp_path: Path) -> None:
+    arguments = ("--concurrency", "2", "--requests", "4", "--repeats", "2", "--batchers", "dynamic,continuous")
+    assert compare(triton, tmp_path, *arguments).exit_code == 0
+    results = results_of(tmp_path)
+    assert [(run["variant"], run["repeat"]) for run in results["runs"]] == [
+        ("dynamic", 0),
+        ("continuous", 0),
+        ("continuous", 1),
+        ("dynamic", 1),
+    ]
+    assert results["noise"]["runs_compared"] == 4
+    assert results["noise"]["metrics"]["output_tokens_per_s"]["degrees_of_freedom"] == 2
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_an_open_loop_keeps_its_times_and_warm_up_counts_in_no_figure(triton: FakeTriton, tmp_path: Path) -> None:
+    arguments = ("--request-rate", "50", "--requests", "6", "--batchers", "continuous", "--goodput", "ttft:9000")
+    extra = ("--warmup-request-count", "2", "--cooldown-request-count", "1")
+    assert compare(triton, tmp_path, *arguments, *extra).exit_code == 0
+    (run,) = results_of(tmp_path)["runs"]
+    lines = lines_of(tmp_path)
+    assert [line["phase"] for line in lines] == ["warm_up"] * 2 + ["measured"] * 6 + ["cool_down"]
+    assert [line["intended"] for line in lines] == OpenLoop(50.0).intended_times(9, 0)
+    assert (run["point"], run["requests"], run["load"]["rate"]) == ("r50", 6, 50.0)
+    assert run["slo"]["ttft:9000"]["good"] == 6
+    assert run["e2e_intended_ms"]["mean"] > run["e2e_ms"]["mean"]
 
 
 @pytest.mark.usefixtures("no_pages")
@@ -91,39 +131,42 @@ def test_every_batcher_gets_the_same_requests(triton: FakeTriton, tmp_path: Path
 
 def test_a_failed_request_is_counted_shown_and_exits_with_1(triton: FakeTriton, tmp_path: Path) -> None:
     def script(received: Received) -> list[Say | Fail | Wait]:
-        bad = received.id == "continuous-c2-00001"
+        bad = received.id == "continuous/fixed:3,4/c2/1/00001"
         return [Fail("engine is down", grpc.StatusCode.UNAVAILABLE)] if bad else answer(ids_of_request(received))
 
     triton.script = script
     result = compare(triton, tmp_path, "--concurrency", "2", "--requests", "4", "--batchers", "dynamic,continuous")
     assert result.exit_code == 1
-    by_batcher = {run["batcher"]: run for run in results_of(tmp_path)["runs"]}
+    by_batcher = {run["variant"]: run for run in results_of(tmp_path)["runs"]}
     assert (by_batcher["dynamic"]["failures"], by_batcher["continuous"]["failures"]) == (0, 1)
     assert "1 of 4" in result.stdout
     assert "failed: engine is down" in result.stderr
     failed = [line for line in lines_of(tmp_path) if line["error"]]
-    assert [(line["id"], line["error_code"]) for line in failed] == [("continuous-c2-00001", "UNAVAILABLE")]
+    assert [(line["id"], line["error_code"]) for line in failed] == [("continuous/fixed:3,4/c2/1/00001", "UNAVAILABLE")]
     assert (tmp_path / "report.html").exists()
 
 
 @pytest.mark.usefixtures("no_pages")
 def test_a_different_answer_is_named_and_exits_with_1(triton: FakeTriton, tmp_path: Path) -> None:
+    first, other = (f"{batcher}/fixed:3,4/c1/1/00002" for batcher in ("dynamic", "continuous"))
+
     def script(received: Received) -> list[Say | Fail | Wait]:
         ids = ids_of_request(received)
-        return answer([*ids[:2], 7777, *ids[3:]] if received.id == "continuous-c1-00002" else ids)
+        return answer([*ids[:2], 7777, *ids[3:]] if received.id == other else ids)
 
     triton.script = script
     result = compare(triton, tmp_path, "--concurrency", "1", "--requests", "3", "--batchers", "dynamic,continuous")
     assert result.exit_code == 1
-    difference = {"request": "continuous-c1-00002", "reference": "dynamic-c1-00002", "first_difference": 2}
-    assert results_of(tmp_path)["quality"] == {"equal": False, "compared": 3, "different": [difference]}
-    assert "continuous-c1-00002 differs from dynamic-c1-00002 at output token 2" in result.stdout
+    quality = results_of(tmp_path)["quality"]
+    difference = {"request": other, "reference": first, "first_difference": 2}
+    assert (quality["equal"], quality["compared"], quality["different"]) == (False, 3, [difference])
+    assert f"{other} differs from {first} at output token 2" in result.stdout
 
 
 @pytest.mark.usefixtures("no_pages")
 def test_prompts_of_another_length_than_meant_are_reported(triton: FakeTriton, tmp_path: Path) -> None:
     result = compare(triton, tmp_path, "--concurrency", "1", "--requests", "2", "--batchers", "continuous")
-    assert results_of(tmp_path)["workload"]["input_token_mismatches"] == 2  # the fake always says 7
+    assert results_of(tmp_path)["quality"]["input_token_mismatches"] == 2  # the fake always says 7
     assert "2 prompts had another number of tokens than meant" in result.stderr
     assert result.exit_code == 0
 
@@ -159,7 +202,7 @@ def test_interrupting_keeps_the_complete_runs_and_says_so(
     stalled = threading.Event()
 
     def script(received: Received) -> list[Say | Fail | Wait]:
-        if received.id.startswith("continuous-c1-") and len(received.text.split()) == 3:
+        if received.id.startswith("continuous/fixed:3,4/c1") and len(received.text.split()) == 3:
             stalled.set()
             return [Say([1]), Wait(30.0)]
         return answer(ids_of_request(received))
@@ -170,7 +213,7 @@ def test_interrupting_keeps_the_complete_runs_and_says_so(
     assert result.exit_code == 130
     results = results_of(tmp_path)
     assert results["interrupted"] is True
-    assert [run["batcher"] for run in results["runs"]] == ["dynamic"]
+    assert [run["variant"] for run in results["runs"]] == ["dynamic"]
     assert (tmp_path / "report.html").exists() == (number == signal.SIGINT)
     assert triton.cancel_seen.wait(5)
 
@@ -211,7 +254,12 @@ def test_more_clients_than_requests_are_not_started(triton: FakeTriton, tmp_path
         (["--batchers", ","], "--batchers names no batcher"),
         (["--concurrency", "0"], "--concurrency '0'"),
         (["--concurrency", "a"], "--concurrency 'a'"),
-        (["--concurrency", "1,2", "--requests", "1,2,3"], "3 numbers for 2 concurrencies"),
+        (["--concurrency", "1,2", "--requests", "1,2,3"], "3 numbers for 2 loads"),
+        (["--concurrency", "1", "--request-rate", "2"], "--concurrency and --request-rate exclude each other"),
+        (["--requests", "2", "--warmup-request-count", "1", "--reference", "nope"], "the baseline is 'nope'"),
+        (["--variant", "continuous,prefix_cache=off"], "cannot be set with --url"),
+        (["--goodput", "ttft=200"], "is neither a preset nor a limit"),
+        (["--baseline", "nowhere"], "nowhere"),
         (["--workload", "heavy"], "no workload 'heavy'"),
         (["--batchers", "nope"], "'nope'"),
         (["--device", "cuda"], "cannot be changed with --url"),
@@ -230,47 +278,15 @@ def test_bad_arguments_are_one_line_and_exit_with_1(
     assert message in last
 
 
-def test_ratios_are_to_dynamic_and_fall_away_where_requests_failed() -> None:
-    runs = [_run("static", 100.0, 4000.0), _run("dynamic", 100.0, 4000.0), _run("continuous", 310.0, 1000.0)]
-
-    def shown() -> list[str]:
-        console = Console(width=140, file=io.StringIO(), record=True)
-        console.print(*compare_tables({"runs": runs}, []))
-        return [" ".join(line.split()) for line in console.export_text().splitlines()]
-
-    assert "continuous 310.0 3.1x 1.00 s 0.25x 1.00 s 0.25x no stream no stream 50% 0" in shown()
-    assert "dynamic 100.0 4.00 s 4.00 s no stream no stream 50% 0" in shown()
-    runs[2]["failures"] = 1
-    assert "continuous 310.0 1.00 s 1.00 s no stream no stream 50% 1 of 200" in shown()
-
-
-def test_the_tail_is_named_for_what_it_is(tmp_path: Path) -> None:
-    few, many = _run("dynamic", 100.0, 4000.0, requests=50), _run("continuous", 100.0, 4000.0, requests=200)
-
-    def headers(*runs: dict[str, Any]) -> list[Any]:
-        (table,) = compare_tables({"runs": list(runs)}, [])
-        return [column.header for column in table.columns][5:6]
-
-    assert headers(few) == ["max of 50"]
-    assert headers(many) == ["P99"]
-    assert headers(few, many) == ["tail"]
-
-
-def _run(batcher: str, rate: float, mean: float, *, failures: int = 0, requests: int = 200) -> dict[str, Any]:
-    e2e = {"mean": mean, "p50": mean, "p90": mean, "p99": mean}
-    figures = {"output_tokens_per_s": rate, "e2e_ms": e2e, "ttft_ms": None, "padding_fraction": 0.5}
-    place = {"batcher": batcher, "executor": "native", "concurrency": 4, "requests": requests, "failures": failures}
-    return place | figures
-
-
 def test_the_estimate_knows_what_lock_step_costs() -> None:
     requests = make_workload("mixed", 64).requests
-    lock_step, step_by_step = run_seconds("dynamic", requests, 16), run_seconds("continuous", requests, 16)
+    lock_step, step_by_step = (run_seconds(model, "native", requests, 16) for model in ("dynamic", "continuous"))
     assert 1.5 < lock_step / step_by_step < 5
     alone = make_workload("fixed:10,3", 2).requests
     # A prompt of 10 rows and two further tokens, twice.
-    assert run_seconds("continuous", alone, 1) == pytest.approx(2 * (0.022 + 0.034 + 2 * 0.0254))
-    assert run_seconds("static", alone, 1) == pytest.approx(run_seconds("continuous", alone, 1))
+    assert run_seconds("continuous", "native", alone, 1) == pytest.approx(2 * (0.022 + 0.034 + 2 * 0.0254))
+    assert run_seconds("static", "native", alone, 1) == pytest.approx(run_seconds("continuous", "native", alone, 1))
+    assert run_seconds("static", "transformers", alone, 1) > 2 * run_seconds("static", "native", alone, 1)
 
 
 def test_the_environment_names_no_host_user_or_folder() -> None:

@@ -17,6 +17,8 @@ import numpy as np
 from slipstream_client.comparison.noise import LEVEL, MetricNoise, Noise
 from slipstream_client.comparison.resampling import PointSamples
 
+_BEYOND = 100.0  # as a logarithm
+
 
 def point_intervals(points: Sequence[PointSamples], noise: Noise, *, seed: int = 0) -> list[dict[str, Any]]:
     """Of every variant and point its figures, each with its interval; None for what it has not."""
@@ -56,6 +58,8 @@ def interval(resampled: np.ndarray, noise: MetricNoise, *repeats: int, seed: int
         return None
     if noise.degrees_of_freedom:
         drawn = np.random.default_rng(seed).standard_t(noise.degrees_of_freedom, resampled.size)
-        resampled = resampled * np.exp(drawn * noise.sd_log * sqrt(sum(1 / count for count in repeats)))
+        logs = drawn * noise.sd_log * sqrt(sum(1 / count for count in repeats))
+        # With one degree of freedom a few draws are beyond any float; no percentile in use is among them.
+        resampled = resampled * np.exp(np.clip(logs, -_BEYOND, _BEYOND))
     low, high = np.percentile(resampled, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
     return float(low), float(high)
