@@ -1,184 +1,393 @@
-"""A comparison that never ran: closed-loop clients against simple models of the batchers, on step times of a small CPU.
+"""A comparison that never ran: what results.json, requests.jsonl and steps.jsonl of version 2 would hold.
 
-The numbers are made up by rule, but they hang together as measured ones do: rows add up, latencies follow from steps.
+Every figure of a run follows from its records and steps, and every comparison from the runs.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
-SEATS = 16
-BLOCK = 16
-STEP_MS = ((1, 21), (2, 22), (4, 24), (8, 30), (16, 45), (32, 78), (64, 148), (128, 270), (256, 520), (8192, 16600))
+from simulated_batchers import (
+    CLOCK_OFFSET_S,
+    LOCK_STEP,
+    MAX_TOKENS,
+    NETWORK_S,
+    SEATS,
+    Simulation,
+    arrivals,
+    batcher_of,
+    lengths,
+)
+
 BATCHERS = ("static", "dynamic", "iterative", "continuous")
-LOCK_STEP = ("static", "dynamic")
 MODEL_NOTE = "The weights are de-quantised from Q4_1: answers are not those of the original model."
+SLO = {"chat": {"ttft": 2000.0, "tpot": 200.0, "e2e": None}, "whole": {"ttft": None, "tpot": None, "e2e": 8000.0}}
+METRICS = {
+    "output_tokens_per_s": ("output_tokens_per_s", None),
+    "e2e_mean_ms": ("e2e_ms", "mean"),
+    "e2e_p99_ms": ("e2e_ms", "p99"),
+    "ttft_mean_ms": ("ttft_ms", "mean"),
+    "ttft_p99_ms": ("ttft_ms", "p99"),
+}
+WARM_UP, COOL_DOWN = 2, 1
+Data = tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]
 
 
 def comparison(
-    batchers: Sequence[str] = BATCHERS, concurrencies: Sequence[int] = (1, 4, 16), count: int = 24
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What results.json and requests.jsonl would hold."""
-    runs, requests = [], []
-    for concurrency, batcher in itertools.product(concurrencies, batchers):
-        run, records = simulate(batcher, concurrency, count)
-        runs.append(run)
-        requests += records
-    lengths = _lengths(count)
-    spread = {"mean": 61.3, "min": 8, "max": 512, "total": sum(prompt for prompt, _ in lengths)}
+    variants: Sequence[str] = BATCHERS,
+    points: Sequence[str] = ("c1", "c4", "c16"),
+    workloads: Sequence[str] = ("mixed",),
+    *,
+    count: int = 24,
+    repeats: int = 2,
+    seed: int = 0,
+) -> Data:
+    """results, requests, steps: every variant at every point of every workload; `count` requests count in each run."""
+    runs, requests, steps = [], [], []
+    for workload, point, repeat in itertools.product(workloads, points, range(repeats)):
+        for variant in variants if repeat % 2 == 0 else reversed(variants):
+            run, records, run_steps = simulate(variant, workload, point, count=count, seed=seed, repeat=repeat)
+            runs.append(run)
+            requests += records
+            steps += run_steps
     results = {
-        "version": 1,
+        "version": 2,
         "interrupted": False,
-        "environment": {"cpu": "Some CPU", "memory_bytes": 24 * 2**30, "packages": {}, "model_note": MODEL_NOTE},
-        "workload": {"name": "mixed", "seed": 0, "sha256": "9f2c" * 16, "input_tokens": spread, "max_tokens": 384},
+        "command": ["slipstream", "compare", "--batchers", ",".join(variants), "--workload", ",".join(workloads)],
+        "started": "2026-03-01T12:00:00+00:00",
+        "environment": {
+            "cpu": "Some CPU",
+            "memory_bytes": 24 * 2**30,
+            "packages": {},
+            "engine": {"max_num_seqs": str(SEATS), "block_size": "16"},
+            "model_note": MODEL_NOTE,
+        },
+        "plan": {
+            "variants": [_planned(variant) for variant in variants],
+            "baseline": "dynamic" if "dynamic" in variants else next(iter(variants), ""),
+            "repeats": repeats,
+            "order": [run["id"] for run in runs],
+            "slo": SLO,
+            "warm_up": WARM_UP,
+            "cool_down": COOL_DOWN,
+        },
+        "workloads": [_described(workload, points, count, seed) for workload in workloads],
+        "tuning": _tuning() if "dynamic" in variants else None,
         "runs": runs,
-        "quality": {"equal": True, "compared": count * (len(runs) - 1), "different": []},
     }
-    return results, requests
+    conclude(results, requests)
+    return results, requests, steps
 
 
-def simulate(batcher: str, concurrency: int, count: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """One run: its summary and its records."""
-    lock_step = batcher in LOCK_STEP
-    waiting = [_request(index, *lengths) for index, lengths in enumerate(_lengths(count))]
-    in_flight: list[dict[str, Any]] = []
-    running: list[dict[str, Any]] = []
-    records = []
-    now, useful, computed, held, reserved = 0.0, 0, 0, 0, 0
-    while waiting or in_flight:
-        while waiting and len(in_flight) < concurrency:
-            in_flight.append(waiting.pop(0) | {"sent": now})
-        fresh = []
-        if not (lock_step and running):
-            fresh = [request for request in in_flight if request["start"] is None][: SEATS - len(running)]
-        prompts = [request["prompt"] for request in fresh]
-        padded = sum(prompts) if batcher == "continuous" else max(prompts, default=0) * len(fresh)
-        live = [request for request in running if request["end"] is None]
-        useful += sum(prompts) + len(live)
-        computed += padded + len(running)
-        before, now = now, now + step_seconds(padded + len(running))
-        for request in fresh:
-            request["start"] = before
-        running += fresh
-        for request in live + fresh:
-            request["times"].append(now)
-            if len(request["times"]) == request["answer"]:
-                request["end"] = now
-        sizes = [request["prompt"] + len(request["times"]) for request in live + fresh]
-        held += sum(sizes)
-        rooms = [max(prompts + [r["prompt"] for r in running]) + 384] * len(running) if lock_step else sizes
-        reserved += sum(-(-size // BLOCK) * BLOCK for size in rooms)
-        done = [request for request in running if request["end"] is not None]
-        if not lock_step or len(done) == len(running):
-            for request in done:
-                running.remove(request)
-                in_flight.remove(request)
-                records.append(_record(request, batcher, concurrency, now, lock_step))
-    records.sort(key=lambda record: record["index"])
-    return _summary(records, useful, computed, 1 - held / reserved), records
-
-
-def step_seconds(rows: int) -> float:
-    """What one step of `rows` rows takes, interpolated."""
-    (low, low_ms), (high, high_ms) = next(pair for pair in itertools.pairwise(STEP_MS) if rows <= pair[1][0])
-    return (low_ms + (high_ms - low_ms) * max(rows - low, 0) / (high - low)) / 1000
-
-
-def _lengths(count: int) -> list[tuple[int, int]]:
-    random = Random(0)
-
-    def draw(mu: float, sigma: float, low: int, high: int) -> int:
-        return min(max(round(random.lognormvariate(mu, sigma)), low), high)
-
-    return [(draw(3.84, 0.8, 8, 512), draw(3.37, 1.0, 4, 384)) for _ in range(count)]
-
-
-def _request(index: int, prompt: int, answer: int) -> dict[str, Any]:
-    return {"index": index, "prompt": prompt, "answer": answer, "start": None, "end": None, "times": []}
-
-
-def _record(request: dict[str, Any], batcher: str, concurrency: int, now: float, lock_step: bool) -> dict[str, Any]:
-    tokens = len(request["times"])
-    return {
-        "id": f"{batcher}-c{concurrency}-{request['index']:05d}",
-        "batcher": batcher,
-        "executor": "native",
-        "concurrency": concurrency,
-        "index": request["index"],
-        "intended": request["sent"],
-        "sent": request["sent"],
-        "first": None if lock_step else request["times"][0],
-        "last": now,
-        "chunks": [(now, tokens)] if lock_step else [(time, 1) for time in request["times"]],
-        "input_tokens": request["prompt"],
-        "output_tokens": tokens,
-        "finish_reason": "stop",
-        "error": None,
-        "retries": 0,
-        "queue_ms": (now - request["sent"] - (request["end"] - request["start"])) * 1000,
-        "stats": {"queue_ms": 0.0},
-    }
-
-
-def _statistics(values: list[float]) -> dict[str, float] | None:
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-    at = {name: ordered[round(share * (len(ordered) - 1))] for name, share in shares.items()}
-    return {"mean": sum(ordered) / len(ordered)} | at
-
-
-def _summary(records: list[dict[str, Any]], useful: int, computed: int, kv_waste: float) -> dict[str, Any]:
-    batcher, concurrency = records[0]["batcher"], records[0]["concurrency"]
-    streamed = [record for record in records if record["first"] is not None]
-    gaps = [after[0] - before[0] for record in streamed for before, after in itertools.pairwise(record["chunks"])]
-    decode = [(r["last"] - r["first"]) / (r["output_tokens"] - 1) for r in streamed if r["output_tokens"] > 1]
-    duration = max(record["last"] for record in records)
-    return {
-        "batcher": batcher,
-        "executor": "native",
-        "concurrency": concurrency,
-        "requests": len(records),
-        "failures": 0,
-        "duration_s": duration,
-        "output_tokens_per_s": sum(record["output_tokens"] for record in records) / duration,
-        "requests_per_s": len(records) / duration,
-        "ttft_ms": _statistics([(record["first"] - record["sent"]) * 1000 for record in streamed]),
-        "itl_ms": _statistics([gap * 1000 for gap in gaps]),
-        "tpot_ms": _statistics([time * 1000 for time in decode]),
-        "e2e_ms": _statistics([(record["last"] - record["sent"]) * 1000 for record in records]),
-        "queue_ms": _statistics([record["queue_ms"] for record in records]),
-        "useful_tokens": useful,
-        "computed_tokens": computed,
-        "padding_fraction": 1 - useful / computed,
-        "kv_waste_fraction": kv_waste,
-        "kv_peak_blocks": 20 * concurrency + 7,
-        "preemptions": 0,
-        "triton_inferences": len(records),
+def simulate(variant: str, workload: str, point: str, *, count: int, seed: int, repeat: int) -> Data:
+    """One run: its entry in the results, its records and its steps."""
+    closed = point.startswith("c")
+    at = float(point[1:])
+    load = {"kind": "closed", "concurrency": int(at)} if closed else {"kind": "open", "rate": at, "burstiness": 1.0}
+    offered = count + WARM_UP + COOL_DOWN
+    simulation = Simulation(variant, lengths(workload, offered, seed), load, seed, repeat)
+    run = {
+        "id": f"{variant}/{workload}/{point}/{repeat}",
+        "variant": variant,
+        "model": batcher_of(variant),
+        "executor": "transformers" if "transformers" in variant else "native",
+        "streams": batcher_of(variant) not in LOCK_STEP,
+        "workload": workload,
+        "load": load,
+        "point": point,
+        "repeat": repeat,
+        "clock_offset_s": CLOCK_OFFSET_S,
+        "valid": True,
+        "invalid_because": [],
+        "client_lag_ms": {"p50": 0.2, "p99": 1.1, "max": 2.0},
+        "client_processes": 1,
+        "triton_inferences": offered,
         # Batches as full as the clients allow where Triton, or the client, forms them.
-        "triton_executions": -(-len(records) // concurrency) if batcher in LOCK_STEP else len(records),
+        "triton_executions": sum(step["prefill_rows"] > 0 for step in simulation.steps)
+        if batcher_of(variant) in LOCK_STEP
+        else offered,
         "gpu_utilization": None,
         "gpu_memory_bytes": None,
         "cpu_percent": 187.4,
         "rss_bytes": 1_530_000_000,
     }
+    for record in simulation.records:
+        record |= {"run": run["id"], "id": f"{run['id']}/{record['id']}"}
+        early, late = record["index"] < WARM_UP, record["index"] >= count + WARM_UP
+        record["phase"] = "warm_up" if early else "cool_down" if late else "measured"
+    for step in simulation.steps:
+        step["run"] = run["id"]
+    figure(run, simulation.records)
+    _explain(run, simulation.records, simulation.steps)
+    return run, simulation.records, simulation.steps
 
 
-def run_of(results: dict[str, Any], batcher: str, concurrency: int = 16) -> dict[str, Any]:
-    """One of the runs."""
-    return next(r for r in results["runs"] if (r["batcher"], r["concurrency"]) == (batcher, concurrency))
+def figure(run: dict[str, Any], records: list[dict[str, Any]]) -> None:
+    """Fill in what follows from the records of a run."""
+    mine = [record for record in records if record["run"] == run["id"] and record["phase"] == "measured"]
+    good = [record for record in mine if not record["error"]]
+    streamed = [record for record in good if record["first"] is not None]
+    gaps = [(b[0] - a[0]) * 1000 for record in streamed for a, b in itertools.pairwise(record["chunks"])]
+    duration = max(r["last"] for r in mine) - min(r["sent"] for r in mine)
+    codes = [record["error_code"] for record in mine]
+    run |= {
+        "requests": len(mine),
+        "failures": len(mine) - len(good),
+        "refusals": codes.count("UNAVAILABLE"),
+        "cancelled": codes.count("CANCELLED"),
+        "empty": codes.count("EMPTY"),
+        "retries": sum(record["retries"] for record in mine),
+        "duration_s": duration,
+        "output_tokens_per_s": sum(record["output_tokens"] for record in good) / duration,
+        "input_tokens_per_s": sum(record["input_tokens"] for record in good) / duration,
+        "requests_per_s": len(good) / duration,
+        "ttft_ms": spread([(r["first"] - r["sent"]) * 1000 for r in streamed]),
+        "itl_ms": spread(gaps),
+        "icl_ms": spread(gaps),
+        "tpot_ms": spread([_tpot(r) for r in streamed if r["output_tokens"] > 1]),
+        "e2e_ms": spread([(r["last"] - r["sent"]) * 1000 for r in good]),
+        "ttft_intended_ms": spread([(r["first"] - r["intended"]) * 1000 for r in streamed]),
+        "e2e_intended_ms": spread([(r["last"] - r["intended"]) * 1000 for r in good]),
+        "queue_ms": spread([(r["last"] - r["sent"]) * 1000 - r["stats"]["inference_ms"] for r in good]),
+        "tokens_per_chunk": 1.0 if streamed else None,
+        "slo": {name: _attainment(limits, mine, duration) for name, limits in SLO.items()},
+    }
 
 
-def fail(run: dict[str, Any], requests: list[dict[str, Any]], count: int, error: str) -> None:
-    """Let the first `count` requests of a run fail; where none is left, every statistic is gone."""
-    mine = [r for r in requests if (r["batcher"], r["concurrency"]) == (run["batcher"], run["concurrency"])]
-    for record in mine[:count]:
-        record |= {"error": error, "first": None, "chunks": [], "queue_ms": None, "output_tokens": 0}
-    run["failures"] = count
-    if count == run["requests"]:
-        run |= dict.fromkeys(("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "queue_ms", "padding_fraction"))
-        run |= {"output_tokens_per_s": 0.0, "requests_per_s": 0.0, "kv_waste_fraction": None}
+def spread(values: list[float]) -> dict[str, float] | None:
+    """Mean and interpolated percentiles."""
+    if not values:
+        return None
+    ordered = sorted(values)
+
+    def at(share: float) -> float:
+        low = math.floor(share * (len(ordered) - 1))
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (ordered[high] - ordered[low]) * (share * (len(ordered) - 1) - low)
+
+    return {"mean": statistics.fmean(ordered), "p50": at(0.5), "p90": at(0.9), "p99": at(0.99)}
+
+
+def conclude(results: dict[str, Any], requests: list[dict[str, Any]]) -> None:
+    """Fill in what follows from the runs: noise, comparisons, knees, quality."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for run in results["runs"]:
+        groups.setdefault((run["workload"], run["point"], run["variant"]), []).append(run)
+    repeated = [runs for runs in groups.values() if len(runs) > 1]
+    results["noise"] = {"runs_compared": sum(map(len, repeated)), "metrics": {}}
+    for metric in METRICS:
+        values = [[value for run in runs if (value := value_of(run, metric))] for runs in repeated]
+        shares = [statistics.variance(v) / statistics.fmean(v) ** 2 for v in values if len(v) > 1]
+        if shares:
+            floor = 1.96 * math.sqrt(2 * statistics.fmean(shares))
+            results["noise"]["metrics"][metric] = {"floor": floor, "degrees_of_freedom": len(shares)}
+    base_name = results["plan"]["baseline"]
+    results["comparisons"] = [
+        _compared(runs, groups[workload, point, base_name], results["noise"]["metrics"], requests)
+        for (workload, point, variant), runs in groups.items()
+        if variant != base_name and (workload, point, base_name) in groups
+    ]
+    results["knees"] = {}
+    for workload, variant in dict.fromkeys((run["workload"], run["variant"]) for run in results["runs"]):
+        here = [runs for (w, _, v), runs in groups.items() if (w, v) == (workload, variant) and runs[0]["point"][0] == "c"]
+        results["knees"][f"{variant}/{workload}"] = _knees(here)
+    compared = max(len(results["runs"]) - 1, 0) * (results["runs"][0]["requests"] if results["runs"] else 0)
+    results["quality"] = {"equal": True if compared else None, "compared": compared, "different": []}
+
+
+def value_of(run: dict[str, Any], metric: str) -> float | None:
+    """One of `METRICS` of a run."""
+    field, statistic = METRICS[metric]
+    return run[field] if statistic is None else (run[field] or {}).get(statistic)
+
+
+def runs_of(results: dict[str, Any], variant: str, point: str = "c16", workload: str = "mixed") -> list[dict[str, Any]]:
+    """All repeats of one variant at one point."""
+    wanted = (variant, point, workload)
+    return [run for run in results["runs"] if (run["variant"], run["point"], run["workload"]) == wanted]
+
+
+def fail(
+    results: dict[str, Any], requests: list[dict[str, Any]], runs: list[dict[str, Any]], count: int, error: str
+) -> None:
+    """Let the first `count` measured requests of each of these runs be refused."""
+    for run in runs:
+        mine = [r for r in requests if r["run"] == run["id"] and r["phase"] == "measured"]
+        for record in mine[:count]:
+            nothing = {"first": None, "chunks": [], "output_tokens": 0, "stats": None, "finish_reason": None}
+            record |= nothing | {"error": error, "error_code": "UNAVAILABLE"}
+        figure(run, requests)
+        if count == len(mine):
+            run |= {"slots": None, "request_time_ms": None}
+    conclude(results, requests)
+
+
+def _tpot(record: dict[str, Any]) -> float:
+    return (record["last"] - record["first"]) * 1000 / (record["output_tokens"] - 1)
+
+
+def _attainment(limits: dict[str, float | None], records: list[dict[str, Any]], duration: float) -> dict[str, float]:
+    def good(record: dict[str, Any]) -> bool:
+        if record["error"]:
+            return False
+        e2e = (record["last"] - record["sent"]) * 1000
+        first = e2e if record["first"] is None else (record["first"] - record["sent"]) * 1000
+        later = 0.0 if record["first"] is None or record["output_tokens"] < 2 else _tpot(record)
+        pairs = ((first, limits["ttft"]), (later, limits["tpot"]), (e2e, limits["e2e"]))
+        return all(limit is None or value <= limit for value, limit in pairs)
+
+    count, sent, z = sum(map(good, records)), len(records), 1.96
+    share = count / sent
+    middle = (share + z * z / (2 * sent)) / (1 + z * z / sent)
+    half = z / (1 + z * z / sent) * math.sqrt(share * (1 - share) / sent + z * z / (4 * sent * sent))
+    interval = {"low": max(middle - half, 0.0), "high": min(middle + half, 1.0)}
+    return {"good": count, "sent": sent, "attainment": share, **interval, "goodput_per_s": count / duration}
+
+
+def _explain(run: dict[str, Any], records: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
+    def rows(key: str) -> int:
+        return sum(step[key] for step in steps)
+
+    slots = {
+        "useful_decode": rows("decode_rows"),
+        "useful_prefill": rows("prefill_rows"),
+        "prompt_padding": rows("prompt_padding_rows"),
+        "finished_rows": rows("finished_rows"),
+        "recomputed": rows("recomputed_rows"),
+        "unexplained": 0,
+    }
+    total = sum(slots.values())
+    useful = slots["useful_decode"] + slots["useful_prefill"]
+    held, room = sum(step["kv_tokens_held"] for step in steps), sum(step["kv_blocks_used"] for step in steps) * 16
+    running = sum(step["run_s"] for step in steps)
+    time = {
+        "useful": running * useful / total,
+        "wasted": running * (1 - useful / total),
+        "scheduling": sum(step["schedule_s"] for step in steps),
+        "sampling": sum(step["update_s"] for step in steps),
+        "messages": len(steps) * 0.0,
+    }
+    span = steps[-1]["start_s"] + steps[-1]["run_s"] + steps[-1]["schedule_s"] + steps[-1]["update_s"]
+    run |= {
+        "slots": slots | {"total": total},
+        "engine_time_s": time | {"idle": max(span - sum(time.values()), 0.0), "total": max(span, sum(time.values()))},
+        "request_time_ms": _request_time(run, records),
+        "useful_tokens": useful,
+        "computed_tokens": total,
+        "padding_fraction": 1 - useful / total,
+        "kv_waste_fraction": 1 - held / room,
+        "kv_peak_blocks": max(step["kv_blocks_used"] for step in steps),
+        "preemptions": 0,
+    }
+
+
+def _request_time(run: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, float]:
+    good = [record for record in records if record["phase"] == "measured" and not record["error"]]
+    parts: dict[str, list[float]] = {}
+    for record in good:
+        stats = record["stats"]
+        door = stats["arrival_s"] - CLOCK_OFFSET_S
+        wait = {"static": "wait_batch", "dynamic": "wait_batch"}.get(run["model"], "wait_seats")
+        explained = {
+            "client": (record["sent"] - record["intended"]) * 1000,
+            "triton_queue": (door - record["sent"] - NETWORK_S) * 1000 if run["model"] == "dynamic" else 0.0,
+            **dict.fromkeys(("wait_batch", "wait_seats", "wait_blocks", "wait_budget", "wait_priority"), 0.0),
+            wait: stats["queue_ms"],
+            "prefill": stats["first_token_ms"] - stats["queue_ms"],
+            "decode": stats["inference_ms"] - (stats["first_token_ms"] - stats["queue_ms"]),
+            "held": stats["held_ms"],
+            "delivery": 0.8,
+        }
+        total = (record["last"] - record["intended"]) * 1000
+        for name, value in (explained | {"unexplained": total - sum(explained.values()), "total": total}).items():
+            parts.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in parts.items()}
+
+
+def _compared(
+    runs: list[dict[str, Any]], base: list[dict[str, Any]], noise: dict[str, Any], requests: list[dict[str, Any]]
+) -> dict[str, Any]:
+    metrics = {}
+    for metric in METRICS:
+        mine = [value for run in runs if (value := value_of(run, metric))]
+        theirs = [value for run in base if (value := value_of(run, metric))]
+        if not mine or not theirs:
+            continue
+        value, other = statistics.fmean(mine), statistics.fmean(theirs)
+        floor = noise[metric]["floor"] if metric in noise else None
+        inside = floor is not None and abs(math.log(value / other)) <= math.log1p(floor)
+        better = (value > other) == (metric == "output_tokens_per_s")
+        metrics[metric] = {
+            "value": value,
+            "base": other,
+            "ratio": value / other,
+            "low": min(mine) / max(theirs),
+            "high": max(mine) / min(theirs),
+            "noise": floor,
+            "verdict": "unknown" if floor is None else "same" if inside else "better" if better else "worse",
+            "superiority": None,
+        }
+    place = {key: runs[0][key] for key in ("workload", "point", "variant")}
+    return place | {"baseline": base[0]["variant"], "metrics": metrics}
+
+
+def _knees(groups: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    if len(groups) < 3:
+        return {"throughput": None, "latency": None, "slo": None}
+    rates = [(g[0]["load"]["concurrency"], statistics.fmean(r["output_tokens_per_s"] for r in g)) for g in groups]
+    most = max(rate for _, rate in rates)
+    at = next(clients for clients, rate in rates if rate >= 0.85 * most)
+    held = [g[0]["load"]["concurrency"] for g in groups if all(r["slo"]["chat"]["attainment"] >= 0.99 for r in g)]
+    return {
+        "throughput": {"at": at, "confidence": "found in 9 of 10 resamples of the repeats"},
+        "latency": None,
+        "slo": {"at": max(held), "confidence": "the same in every repeat"} if held else None,
+    }
+
+
+def _planned(variant: str) -> dict[str, Any]:
+    executor = "transformers" if "transformers" in variant else "native"
+    switches = dict(pair.split("=") for pair in variant.split(",")[1:] if "=" in pair)
+    return {"name": variant, "model": batcher_of(variant), "executor": executor, "target": "grpc", "switches": switches}
+
+
+def _described(workload: str, points: Sequence[str], count: int, seed: int) -> dict[str, Any]:
+    sizes = lengths(workload, count + WARM_UP + COOL_DOWN, seed)
+    inputs, outputs = [size for size, _ in sizes], [size for _, size in sizes]
+    return {
+        "name": workload,
+        "seed": seed,
+        "sha256": "9f2c" * 16,
+        "requests": len(sizes),
+        "input_tokens": {"mean": statistics.fmean(inputs), "min": min(inputs), "max": max(inputs), "total": sum(inputs)},
+        "output_tokens": {
+            "mean": statistics.fmean(outputs),
+            "min": min(outputs),
+            "max": max(outputs),
+            "total": sum(outputs),
+        },
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "offered": {point: f"{number:02d}ab" * 16 for number, point in enumerate(points)},
+    }
+
+
+def _tuning() -> dict[str, Any]:
+    grid = [
+        {"max_queue_delay_us": delay, "max_batch_size": size, "output_tokens_per_s": rate, "mean_batch": batch}
+        for delay, size, rate, batch in (
+            (0, 8, 41.0, 4.1),
+            (0, 16, 52.0, 7.0),
+            (5000, 8, 48.0, 7.7),
+            (5000, 16, 64.0, 14.9),
+            (50000, 16, 61.0, 15.2),
+        )
+    ]
+    return {"variant": "dynamic", "workload": "mixed", "point": "c16", "grid": grid, "chosen": grid[3]}
+
+
+__all__ = ["BATCHERS", "MODEL_NOTE", "SLO", "arrivals", "comparison", "conclude", "fail", "figure", "runs_of", "simulate"]

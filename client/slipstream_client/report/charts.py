@@ -1,254 +1,161 @@
-"""Charts of a comparison: throughput and tail latency against concurrency, one fixed look per batcher.
-
-`write_charts` makes the PNGs beside the results; `chart_svg` draws the same figures for the report, light or dark, wide
-or for a narrow screen.
-"""
+"""The charts beside the results as PNG: throughput and tail latency against load, and where token-slots and time went."""
 
 from __future__ import annotations
 
-import io
-import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from slipstream_client.report.series import (
-    P99_NEEDS,
-    Run,
-    Style,
-    series_name,
-    series_names,
-    styles_of,
-    succeeded,
-    tail_ms,
-)
+from slipstream_client.report.curves import load_panels
+from slipstream_client.report.explain import Bars, request_time_bars, slot_bars
+from slipstream_client.report.formats import short
+from slipstream_client.report.plot import Line, Panel, spread
+from slipstream_client.report.series import styles_of
+from slipstream_client.report.study import Study
 
 LABEL_LIMIT = 24  # characters
-SUBTITLE_LIMIT = 48  # characters a line
+INK, MUTED, RULE = "#1c1e21", "#5f6670", "#dfe2e6"
+_SETTINGS: Any = {
+    "font.size": 11,
+    "text.parse_math": False,  # a variant's name is text, whatever signs it holds
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "text.color": INK,
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "ytick.major.size": 0,
+    "grid.color": RULE,
+    "grid.linewidth": 0.8,
+}
 
-Point = tuple[str, int, float, bool]  # series, concurrency, value, whether the run had failures
 
-
-@dataclass(frozen=True)
-class Theme:
-    """Colours of everything that is not data."""
-
-    background: str
-    ink: str
-    muted: str
-    rule: str
-
-
-LIGHT = Theme("#ffffff", "#1c1e21", "#5f6670", "#dfe2e6")
-DARK = Theme("#15171a", "#e6e8eb", "#9aa2ad", "#2f343a")
-
-
-def write_charts(results: dict, requests: list[dict], out: Path) -> list[Path]:
-    """Write throughput.png and latency_p99.png into `out` (created if need be), 1800 px wide; return their paths."""
-    out.mkdir(parents=True, exist_ok=True)
+def write_charts(study: Study, out: Path) -> list[Path]:
+    """Write a PNG for each of `CHARTS` into `out`, 1800 px wide; return their paths."""
     paths = []
     for name, draw in CHARTS.items():
         path = out / f"{name}.png"
-        with matplotlib.rc_context(_settings(LIGHT)):
-            draw(results["runs"], requests, LIGHT, False).savefig(path, dpi=200)
+        with matplotlib.rc_context(_SETTINGS):
+            draw(study).savefig(path, dpi=200)
         paths.append(path)
     return paths
 
 
-def chart_svg(results: dict, requests: list[dict], name: str, *, dark: bool = False, narrow: bool = False) -> bytes:
-    """One chart of `CHARTS` as an SVG document that loads nothing; the same results give the same bytes."""
-    theme = DARK if dark else LIGHT
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(_settings(theme)):
-        figure = CHARTS[name](results["runs"], requests, theme, narrow)
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+def _draw_throughput(study: Study) -> Figure:
+    return _draw_panels(study, ("throughput",))
 
 
-def _settings(theme: Theme) -> Any:
-    return {
-        "svg.fonttype": "none",  # the reader's own sans-serif, and a file of a fifth of the size
-        "font.size": 11,
-        "text.parse_math": False,  # a batcher's name is text, whatever signs it holds
-        "svg.hashsalt": "slipstream",
-        "figure.facecolor": theme.background,
-        "axes.facecolor": theme.background,
-        "axes.edgecolor": theme.rule,
-        "axes.labelcolor": theme.muted,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.spines.left": False,
-        "text.color": theme.ink,
-        "xtick.color": theme.rule,
-        "ytick.color": theme.rule,
-        "xtick.labelcolor": theme.muted,
-        "ytick.labelcolor": theme.muted,
-        "ytick.major.size": 0,
-        "grid.color": theme.rule,
-        "grid.linewidth": 0.8,
-    }
+def _draw_latency(study: Study) -> Figure:
+    return _draw_panels(study, ("e2e_ms", "ttft_ms"))
 
 
-def _draw_throughput(runs: list[Run], requests: list[dict], theme: Theme, narrow: bool) -> Figure:
-    figure = Figure(figsize=(4.3, 3.6) if narrow else (9, _height(runs)), layout="constrained")
-    points = _points(runs, lambda run: run["output_tokens_per_s"])
-    _panel(figure.subplots(), points, runs, theme, "Useful output tokens/s", "higher is better")
-    _note_failures(figure, points, theme)
+def _draw_panels(study: Study, keys: Sequence[str]) -> Figure:
+    panels = {panel.key: panel for panel in (load_panels(study, study.main) if study.main else [])}
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
+    found = figure.subplots(1, len(keys), squeeze=False)[0]
+    for axes, key in zip(found, keys, strict=True):
+        _panel(axes, panels.get(key), study)
+    notes = sorted({panel.note for key in keys if (panel := panels.get(key)) and panel.note})
+    if notes:
+        figure.supxlabel(" ".join(notes), fontsize=10, color=MUTED)
     return figure
 
 
-def _draw_latency(runs: list[Run], requests: list[dict], theme: Theme, narrow: bool) -> Figure:
-    spaced = ConstrainedLayoutEngine(wspace=0.08, hspace=0.08)
-    figure = Figure(figsize=(4.3, 6.8) if narrow else (9, _height(runs)), layout=spaced)
-    panels = figure.subplots(2, 1) if narrow else figure.subplots(1, 2)
-    tail = _tail_text(runs)
-    silent = series_names(run for run in runs if run["ttft_ms"] is None and succeeded(run))
-    no_stream = textwrap.fill(f"no stream: {', '.join(map(_label, silent))}", SUBTITLE_LIMIT) if silent else ""
-    padding = "\n" * (no_stream.count("\n") + 1) if silent else ""  # so that both titles stand at one height
-    titles = {
-        "e2e_ms": ("End-to-end latency", tail + padding),
-        "ttft_ms": ("Time to first token", f"{tail}\n{no_stream}".rstrip()),
-    }
-    for axes, (metric, (title, subtitle)) in zip(panels, titles.items(), strict=True):
-        points = _points(runs, lambda run, metric=metric: tail_ms(run, metric, requests))  # type: ignore[misc]
-        largest = max((value for _, _, value, _ in points), default=0.0)
-        unit, scale = ("s", 1000.0) if largest >= 2000 else ("ms", 1.0)
-        points = [(name, at, value / scale, failed) for name, at, value, failed in points]
-        _panel(axes, points, runs, theme, f"{title}, {unit}", subtitle)
-    _note_failures(figure, points, theme)
-    return figure
-
-
-CHARTS: dict[str, Callable[[list[Run], list[dict], Theme, bool], Figure]] = {
-    "throughput": _draw_throughput,
-    "latency_p99": _draw_latency,
-}
-
-
-def _tail_text(runs: list[Run]) -> str:
-    """Which figure the tails are: P99, or the largest where there are too few requests for it."""
-    counts = sorted({succeeded(run) for run in runs if succeeded(run)})
-    if all(count >= P99_NEEDS for count in counts):
-        return "P99"
-    if any(count >= P99_NEEDS for count in counts):
-        return f"P99, or the max where under {P99_NEEDS} requests"
-    return f"max of {', '.join(map(str, counts))} requests"
-
-
-def _height(runs: list[Run]) -> float:
-    """Inches: lines want room, bars as much as there are batchers."""
-    return 4.4 if len({run["concurrency"] for run in runs}) > 1 else 1.8 + 0.45 * max(len(runs), 2)
-
-
-def _points(runs: list[Run], value_of: Callable[[Run], float | None]) -> list[Point]:
-    """What can be drawn: a run without one successful request has no point."""
-    points = []
-    for run in sorted(runs, key=lambda run: run["concurrency"]):
-        value = value_of(run) if succeeded(run) else None
-        if value is not None:
-            points.append((series_name(run), run["concurrency"], float(value), run["failures"] > 0))
-    return points
-
-
-def _panel(axes: Axes, points: list[Point], runs: list[Run], theme: Theme, title: str, subtitle: str) -> None:
-    """One titled plot: lines over concurrency, or bars where only one concurrency was measured."""
-    room = "\n" * (subtitle.count("\n") + 1)
-    axes.set_title(title + room, loc="left", fontsize=12, fontweight="bold")
-    axes.text(0, 1.03, subtitle, transform=axes.transAxes, color=theme.muted, fontsize=10)
-    if not points:
-        axes.text(0.5, 0.5, "nothing to show", transform=axes.transAxes, ha="center", color=theme.muted)
+def _panel(axes: Axes, panel: Panel | None, study: Study) -> None:
+    if panel is None:
+        axes.text(0.5, 0.5, "nothing to show", transform=axes.transAxes, ha="center", color=MUTED)
         axes.set(xticks=[], yticks=[])
         return
-    concurrencies = sorted({run["concurrency"] for run in runs})
-    draw = _bars if len(concurrencies) == 1 else _lines
-    draw(axes, points, series_names(runs), concurrencies, theme)
-
-
-def _colour(style: Style, theme: Theme) -> str:
-    return style.dark if theme is DARK else style.light
-
-
-def _lines(axes: Axes, points: list[Point], names: list[str], concurrencies: list[int], theme: Theme) -> None:
-    styles = styles_of(names)
-    top = max(value for _, _, value, _ in points) * 1.12 or 1.0
-    ends: list[tuple[float, int, str]] = []  # value, concurrency and name of each line's last point
-    for name, style in styles.items():
-        line = [(at, value, failed) for series, at, value, failed in points if series == name]
-        if not line:
+    subtitle = panel.subtitle.replace("; no stream", ";\nno stream")
+    axes.set_title(f"{panel.title}\n" + "\n" * subtitle.count("\n"), loc="left", fontsize=12, fontweight="bold")
+    axes.text(0, 1.03, subtitle, transform=axes.transAxes, color=MUTED, fontsize=10)
+    styles = styles_of(study.variants)
+    top = max(mark.high or mark.y for line in panel.lines for mark in line.marks) * 1.12 or 1.0
+    ends: list[tuple[float, Line]] = []
+    for line in panel.lines:
+        if not line.marks:
             continue
-        colour = _colour(style, theme)
-        order = 3 if style.line == "-" else 4
-        ats, heights = [at for at, _, _ in line], [value for _, value, _ in line]
-        axes.plot(ats, heights, style.line, color=colour, linewidth=2, zorder=order)
-        for at, value, failed in line:
-            face = theme.background if failed else colour
-            axes.plot(at, value, style.marker, color=colour, ms=7, mfc=face, clip_on=False, zorder=order)
-        ends.append((line[-1][1], line[-1][0], name))
+        style = styles[line.name]
+        xs, ys = [mark.x for mark in line.marks], [mark.y for mark in line.marks]
+        lows = [mark.y - (mark.y if mark.low is None else mark.low) for mark in line.marks]
+        highs = [(mark.y if mark.high is None else mark.high) - mark.y for mark in line.marks]
+        axes.errorbar(xs, ys, [lows, highs], ls=style.line, color=style.light, lw=2, elinewidth=1.4, capsize=3)
+        for mark in line.marks:
+            face = "white" if mark.hollow else style.light
+            axes.plot(mark.x, mark.y, style.marker, color=style.light, ms=7, mfc=face, clip_on=False, zorder=4)
+        ends.append((line.marks[-1].y, line))
     axes.set_ylim(0, top)
     axes.margins(x=0.03)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(concurrencies, [str(value) for value in concurrencies])
-    axes.minorticks_off()
+    if panel.x_ticks:
+        if panel.log_x:
+            axes.set_xscale("log", base=2)
+        axes.set_xticks(panel.x_ticks, [f"{tick:g}" for tick in panel.x_ticks])
+        axes.minorticks_off()
     axes.grid(axis="y")
-    axes.set_xlabel("concurrency")
-    places = _spread([value for value, _, _ in sorted(ends)], gap=top * 0.075)
-    for (value, _, name), place in zip(sorted(ends), places, strict=True):
-        label = f"{_label(name)} {_short(value)}"
-        colour = _colour(styles[name], theme)
-        axes.annotate(label, (1.02, place), xycoords=("axes fraction", "data"), va="center", color=colour, fontsize=10)
+    axes.set_xlabel(panel.x_title)
+    ends.sort(key=lambda end: end[0])
+    places = spread([value for value, _ in ends], top * 0.075, top * 0.0375, top)
+    for (value, line), place in zip(ends, places, strict=True):
+        where = (1.02, place)
+        colour = styles[line.name].light
+        text = f"{_label(line.name)} {short(value)}"
+        axes.annotate(text, where, xycoords=("axes fraction", "data"), va="center", color=colour, fontsize=10)
 
 
-def _bars(axes: Axes, points: list[Point], names: list[str], concurrencies: list[int], theme: Theme) -> None:
-    styles = styles_of(names)
-    values = {name: (value, failed) for name, _, value, failed in points}
-    for row, (name, style) in enumerate(styles.items()):
-        if name not in values:
-            axes.text(0, row, "  no figure", va="center", color=theme.muted, fontsize=10)
-            continue
-        value, failed = values[name]
-        colour = _colour(style, theme)
-        face = theme.background if failed else colour
-        axes.barh(row, value, height=0.55, color=face, edgecolor=colour, linewidth=1.5)
-        axes.annotate(_short(value), (value, row), (6, 0), textcoords="offset points", va="center", fontsize=10)
-    axes.set_yticks(range(len(styles)), [_label(name) for name in styles])
-    for label, style in zip(axes.get_yticklabels(), styles.values(), strict=True):
-        label.set_color(_colour(style, theme))
-    axes.set_ylim(len(styles) - 0.5, -0.5)
-    axes.set_xlim(0, max(value for value, _ in values.values()) * 1.15 or 1.0)
+def _draw_explain(study: Study) -> Figure:
+    cells = study.cells(study.main.workload, study.main.loads[-1]) if study.main else []
+    pictures = [
+        ("Token-slots computed for each useful token", slot_bars(cells)),
+        ("Where an average request's time went, seconds", request_time_bars(cells)),
+    ]
+    height = 2.2 + 0.8 * max(len(cells), 1)
+    figure = Figure(figsize=(9, height), layout="constrained")
+    for axes, (title, bars) in zip(figure.subplots(1, 2), pictures, strict=True):
+        axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+        _stack(axes, bars)
+    return figure
+
+
+def _stack(axes: Axes, bars: Bars) -> None:
+    if not bars.bars:
+        axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", color=MUTED)
+        axes.set(xticks=[], yticks=[])
+        return
+    scale = 1000.0 if bars.unit == "ms" else 1.0
+    for row, bar in enumerate(bars.bars):
+        left = 0.0
+        for segment in bar.segments:
+            width = segment.value / scale
+            axes.barh(row, width, left=left, height=0.6, color=segment.part.fill, edgecolor="white", linewidth=0.6)
+            if segment.width >= 12:
+                text = f"{segment.part.label}\n{short(width)}"
+                axes.text(left + width / 2, row, text, ha="center", va="center", color=segment.part.ink, fontsize=8)
+            left += width
+        axes.annotate(short(left), (left, row), (5, 0), textcoords="offset points", va="center", fontsize=10)
+    axes.set_yticks(range(len(bars.bars)), [_label(bar.cell.variant) for bar in bars.bars])
+    axes.set_ylim(len(bars.bars) - 0.5, -0.5)
+    axes.set_xlim(0, max(bar.total for bar in bars.bars) / scale * 1.14)
     axes.grid(axis="x")
     axes.set_axisbelow(True)
-    axes.set_xlabel(f"at concurrency {concurrencies[0]}")
-
-
-def _spread(values: list[float], gap: float) -> list[float]:
-    """Heights for labels as near to the ascending `values` as lets them stand `gap` apart, none below half a gap."""
-    heights = list(values)
-    for _ in range(100):
-        for low in range(len(heights) - 1):
-            overlap = gap - (heights[low + 1] - heights[low])
-            if overlap > 0:
-                heights[low] -= overlap / 2
-                heights[low + 1] += overlap / 2
-        if heights:
-            heights[0] = max(heights[0], gap / 2)
-    return heights
+    handles = [matplotlib.patches.Patch(color=part.fill, label=part.legend) for part in bars.parts]
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.12), fontsize=8.5, frameon=False)
 
 
 def _label(name: str) -> str:
-    """A series name cut so that it leaves room for the plot."""
+    """A variant's name cut so that it leaves room for the plot."""
     return name if len(name) <= LABEL_LIMIT else f"{name[: LABEL_LIMIT - 1]}…"
 
 
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _note_failures(figure: Figure, points: list[Point], theme: Theme) -> None:
-    if any(failed for _, _, _, failed in points):
-        figure.supxlabel("Not filled: some requests of that run failed.", fontsize=10, color=theme.muted)
+CHARTS: dict[str, Callable[[Study], Figure]] = {
+    "throughput": _draw_throughput,
+    "latency_p99": _draw_latency,
+    "explain": _draw_explain,
+}

@@ -1,12 +1,12 @@
-"""The report of a comparison: one HTML file that loads nothing and says what was found, why, and how it was measured.
+"""The report of a comparison: one HTML file that loads nothing and says what was found, why, and how sure it is.
 
-This module shapes the data; page.html.jinja lays it out. Every value from the data is escaped by the template engine.
+This module shapes the data; templates/ lay it out. Every value from the data is escaped by the template engine.
 """
 
 from __future__ import annotations
 
-import base64
 import math
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,161 +16,211 @@ from typing import Any
 
 import jinja2
 
-from slipstream_client.report import series, timeline
+from slipstream_client.report import curves, formats
 from slipstream_client.report.batching import batching_doubt, mean_batch
-from slipstream_client.report.charts import CHARTS, DARK, LIGHT, chart_svg
-from slipstream_client.report.headline import SAME_WITHIN, headline
-from slipstream_client.report.series import Run, series_name, succeeded
+from slipstream_client.report.changes import Change
+from slipstream_client.report.diagnosis import diagnose
+from slipstream_client.report.explain import (
+    ENGINE_TIME,
+    REQUEST_TIME,
+    SLOTS,
+    engine_time_bars,
+    request_time_bars,
+    slot_bars,
+    unexplained,
+)
+from slipstream_client.report.occupancy import occupancy
+from slipstream_client.report.phases import WORDS
+from slipstream_client.report.recommendations import attainment, recommendations, slo_words
+from slipstream_client.report.series import styles_of
+from slipstream_client.report.study import METRICS, P99_NEEDS, SWEEP_PREFIX, Cell, Family, Load, Record, Study
+from slipstream_client.report.summary import headline, how_sure, paragraph
+from slipstream_client.report.timeline import SHOWN, ticks, timeline
+from slipstream_client.report.verdicts import Difference, difference
 
 DIFFERENCES_SHOWN = 20
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A figure against the baseline's; `verdict` is better, worse, same, or base for the baseline itself."""
-
-    text: str
-    verdict: str
+SHORT_COUNTS = ("refusals", "cancelled", "empty", "retries")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run in the tables, with what is not in results.json itself."""
+    """One cell in the tables."""
 
-    name: str
-    style: int  # index into the series, which names its colour in the style sheet
-    run: Run
-    tail_name: str
-    e2e_tail_ms: float | None
-    ttft_tail_ms: float | None
-    throughput: Ratio | None
-    e2e_mean: Ratio | None
-    e2e_tail: Ratio | None
+    cell: Cell
+    style: int  # index into the variants, which names its colour in the style sheet
+    is_base: bool
+    ratios: dict[str, Difference | None]  # by metric
+
+    @property
+    def no_stream(self) -> bool:
+        return not self.cell.streams and self.cell.succeeded > 0
 
     @property
     def mean_batch(self) -> float | None:
         """By Triton's statistics."""
-        return mean_batch(self.run)
+        return mean_batch(self.cell)
+
+    def figure(self, metric: str, statistic: str | None = None) -> float | None:
+        """The mean over the repeats."""
+        return self.cell.mean(lambda run: run.get(metric) if statistic is None else (run.get(metric) or {}).get(statistic))
+
+    def span(self, metric: str) -> tuple[float, float] | None:
+        """From the lowest to the highest repeat, where there are several."""
+        return self.cell.span(METRICS[metric].of) if len(self.cell.runs) > 1 else None
+
+    def attainment(self, slo: str) -> float | None:
+        return attainment(self.cell, slo)
+
+    def goodput(self, slo: str) -> float | None:
+        return self.cell.mean(lambda run: ((run.get("slo") or {}).get(slo) or {}).get("goodput_per_s"))
 
     @property
-    def no_stream(self) -> bool:
-        """Requests were answered, and none of them token by token."""
-        return self.run["ttft_ms"] is None and succeeded(self.run) > 0
+    def counts(self) -> str:
+        """Refusals, cancels, empty answers and retries that there were."""
+        found = [f"{self.cell.total(key)} {key}" for key in SHORT_COUNTS if self.cell.total(key)]
+        return ", ".join(found)
 
 
-def write_report(results: dict, requests: list[dict], out: Path) -> Path:
+@dataclass(frozen=True)
+class Group:
+    """The rows of one point."""
+
+    family: Family
+    load: Load
+    rows: Sequence[Row]
+
+    @property
+    def tail_name(self) -> str:
+        """What its tails are called, or nothing where they differ."""
+        names = {row.cell.tail_name for row in self.rows if row.cell.succeeded}
+        return names.pop() if len(names) == 1 else ""
+
+
+def write_report(study: Study, out: Path, changes: Sequence[Change] | None = None) -> Path:
     """Write report.html into the folder `out` (created if need be) and return its path."""
-    runs = results["runs"]
-    names = series.series_names(runs)
-    groups = _groups(runs, requests)
-    highest = groups[-1][1] if groups else []
-    drawn = timeline.timeline([row.run for row in highest], requests)
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "percent": percent, "size": size}
-    page = environment.get_template("page.html.jinja").render(
-        results=results,
-        headline=headline(results, requests),
-        baseline=series.baseline_name(runs),
-        styles=list(series.styles_of(names).values()),
-        themes={"light": LIGHT, "dark": DARK},
-        groups=groups,
-        highest=highest,
-        tail_head=_tail_head(runs),
-        charts={name: _chart_images(results, requests, name) for name in CHARTS} if runs else {},
-        timeline=drawn,
-        ticks=timeline.ticks(drawn.span),
-        doubts=list(filter(None, map(batching_doubt, runs))),
-        errors=_errors(requests),
-        retries=sum(record.get("retries") or 0 for record in requests),
-        lengths=_lengths(highest, requests),
-        workload=list(flatten(results.get("workload") or {})),
-        environment=list(flatten(results.get("environment") or {})),
-        model_note=(results.get("environment") or {}).get("model_note"),
-        differences_shown=DIFFERENCES_SHOWN,
-        timeline_shown=timeline.SHOWN,
-    )
+    environment.filters |= {
+        name: getattr(formats, name) for name in ("number", "short", "percent", "times", "duration", "size", "listed")
+    }
+    page = environment.get_template("page.html.jinja").render(_context(study, changes))
     out.mkdir(parents=True, exist_ok=True)
     path = out / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
 
 
-def _groups(runs: Sequence[Run], requests: Sequence[dict]) -> list[tuple[int, list[Row]]]:
-    """The rows of each concurrency, ascending, each with its ratios to the baseline of the same concurrency."""
-    names, base_name = series.series_names(runs), series.baseline_name(runs)
-    groups = []
-    for concurrency in sorted({run["concurrency"] for run in runs}):
-        here = [run for run in runs if run["concurrency"] == concurrency]
-        base = next((run for run in here if series_name(run) == base_name), None)
-        groups.append((concurrency, [_row(run, base, names, requests) for run in here]))
-    return groups
-
-
-def _row(run: Run, base: Run | None, names: list[str], requests: Sequence[dict]) -> Row:
-    def against_base(value: float | None, base_value: float | None, higher_is_better: bool) -> Ratio | None:
-        if base is run:
-            return Ratio("baseline", "base")
-        factor = series.ratio(value, base_value)
-        if base is None or factor is None or run["failures"] or base["failures"]:
-            return None  # a run that failed requests did less work: its figures compare with nothing
-        better = (factor > 1) == higher_is_better
-        return Ratio(f"{factor:.2f}x", "same" if abs(factor - 1) <= SAME_WITHIN else "better" if better else "worse")
-
-    def of_base(metric: str) -> float | None:
-        return series.tail_ms(base, metric, requests) if base else None
-
-    e2e_tail = series.tail_ms(run, "e2e_ms", requests)
-    base_mean = series.figure(base, "e2e_ms", "mean") if base else None
-    return Row(
-        name=series_name(run),
-        style=names.index(series_name(run)),
-        run=run,
-        tail_name=series.tail_name(run),
-        e2e_tail_ms=e2e_tail,
-        ttft_tail_ms=series.tail_ms(run, "ttft_ms", requests),
-        throughput=against_base(run["output_tokens_per_s"], base["output_tokens_per_s"] if base else None, True),
-        e2e_mean=against_base(series.figure(run, "e2e_ms", "mean"), base_mean, False),
-        e2e_tail=against_base(e2e_tail, of_base("e2e_ms"), False),
-    )
-
-
-def _tail_head(runs: Sequence[Run]) -> str:
-    """The name of the tail columns: what all runs can be called, or both names."""
-    enough = {succeeded(run) >= series.P99_NEEDS for run in runs if succeeded(run)}
-    return "P99 or max" if len(enough) > 1 else "max of N" if False in enough else "P99"
-
-
-def _chart_images(results: dict, requests: list[dict], name: str) -> dict[str, str]:
-    """The chart as data URIs, by "wide" or "narrow" and "light" or "dark"."""
+def _context(study: Study, changes: Sequence[Change] | None) -> dict[str, Any]:
+    results, main = study.results, study.main
+    groups = [_group(study, family, load) for family in study.families for load in family.loads]
+    top = study.cells(main.workload, main.loads[-1]) if main else []
+    cells = study.all_cells()
+    drawn = timeline(study, top)
+    environment = results.get("environment") or {}
     return {
-        f"{shape}_{theme}": "data:image/svg+xml;base64,"
-        + base64.b64encode(chart_svg(results, requests, name, dark=theme == "dark", narrow=shape == "narrow")).decode()
-        for shape in ("wide", "narrow")
-        for theme in ("light", "dark")
+        "results": results,
+        "study": study,
+        "main": main,
+        "top": top,
+        "headline": headline(study),
+        "paragraph": paragraph(study),
+        "how_sure": how_sure(study),
+        "recommendations": recommendations(study),
+        "styles": list(styles_of(study.variants).values()),
+        "groups": groups,
+        "workload_groups": _by_workload(study, groups),
+        "metrics": METRICS,
+        "bars": [bars for bars in (slot_bars(top), request_time_bars(top), engine_time_bars(top)) if bars.bars],
+        "parts": {"slots": SLOTS, "request_time_ms": REQUEST_TIME, "engine_time_s": ENGINE_TIME},
+        "every_parts": {
+            "slots": [(cell, parts) for cell in cells if (parts := cell.parts("slots"))],
+            "request_time_ms": [(cell, parts) for cell in cells if (parts := cell.parts("request_time_ms"))],
+        },
+        "unexplained": unexplained(cells),
+        "charts": [(family, curves.load_panels(study, family)) for family in study.families if not _swept(family.workload)],
+        "distributions": curves.distribution_panels(study, main, main.loads[-1]) if main else [],
+        "sweep": curves.sweep_panel(study),
+        "sweep_rows": _sweep_rows(study),
+        "knees": curves.knee_rows(study),
+        "occupancy": occupancy(study, top),
+        "timeline": drawn,
+        "phase_words": WORDS,
+        "ticks": ticks,
+        "timeline_shown": SHOWN,
+        "findings": diagnose(study, main) if main else [],
+        "doubts": [(doubt, cell.load.at > 1) for cell in cells if (doubt := batching_doubt(cell))],
+        "invalid": [cell for cell in cells if cell.invalid_because],
+        "errors": _errors(study),
+        "changes": changes,
+        "lengths": [(name, _lengths(study, name)) for name in study.workloads],
+        "workloads": [_described(workload) for workload in results["workloads"]],
+        "environment": list(formats.flatten(environment)),
+        "model_note": environment.get("model_note"),
+        "command": shlex.join(results.get("command") or []),
+        "slo_words": {name: slo_words(limits) for name, limits in study.slo.items()},
+        "differences_shown": DIFFERENCES_SHOWN,
+        "p99_needs": P99_NEEDS,
     }
 
 
-def _errors(requests: Sequence[dict]) -> list[tuple[str, int, str, int]]:
-    """Every distinct error: batcher, concurrency, text, how often."""
-    found = Counter((r["batcher"], r["concurrency"], r["error"]) for r in requests if r["error"])
-    return [(*key, count) for key, count in found.most_common()]
+def _swept(workload: str) -> bool:
+    return workload.startswith(SWEEP_PREFIX)
 
 
-def _lengths(rows: list[Row], requests: Sequence[dict]) -> dict[str, dict[str, float]]:
-    """Token lengths as served: of the first run at the highest concurrency that has successful records."""
-    for row in rows:
-        done = [record for record in series.records_of(row.run, requests) if not record["error"]]
-        if done:
-            return {
-                "input tokens": _spread([record["input_tokens"] for record in done]),
-                "output tokens": _spread([record["output_tokens"] for record in done]),
-            }
+def _group(study: Study, family: Family, load: Load) -> Group:
+    cells = study.cells(family.workload, load)
+    base = study.cell(family.workload, load, study.baseline)
+    rows = []
+    for cell in cells:
+        ratios = {name: difference(study, cell, base, name) if base and base is not cell else None for name in METRICS}
+        rows.append(Row(cell, study.variants.index(cell.variant), cell is base, ratios))
+    return Group(family, load, rows)
+
+
+def _by_workload(study: Study, groups: Sequence[Group]) -> list[tuple[str, list[Group], bool]]:
+    """The groups of each workload, and whether it is a part of the sweep."""
+    return [
+        (workload, [group for group in groups if group.family.workload == workload], _swept(workload))
+        for workload in study.workloads
+    ]
+
+
+def _sweep_rows(study: Study) -> list[tuple[str, float | None, Group]]:
+    """Every workload of the sweep at its highest load, by how much its output lengths vary."""
+    rows = []
+    for family in study.families:
+        if _swept(family.workload):
+            variation = study.output_length_variation(family.workload)
+            rows.append((family.workload, variation, _group(study, family, family.loads[-1])))
+    return sorted(rows, key=lambda row: row[1] or 0.0)
+
+
+def _errors(study: Study) -> list[tuple[Cell, str, str, int]]:
+    """Every distinct error: where, its code and text, how often."""
+    found: list[tuple[Cell, str, str, int]] = []
+    for cell in study.all_cells():
+        counts = Counter((r["error_code"] or "—", r["error"]) for r in cell.records if r["error"])
+        found += [(cell, code, text, count) for (code, text), count in counts.most_common()]
+    return found
+
+
+def _lengths(study: Study, workload: str) -> dict[str, dict[str, float]]:
+    """Token lengths as served: of the first cell of a workload, at its highest load, that has answers."""
+    for family in study.families:
+        if family.workload != workload:
+            continue
+        for cell in study.cells(workload, family.loads[-1]):
+            done: list[Record] = [record for record in study.measured(cell.runs[0]) if not record["error"]]
+            if done:
+                return {
+                    "input tokens": _spread([record["input_tokens"] or 0 for record in done]),
+                    "output tokens": _spread([record["output_tokens"] for record in done]),
+                }
     return {}
 
 
@@ -181,40 +231,11 @@ def _spread(values: list[int]) -> dict[str, float]:
     return {"mean": mean, "min": ordered[0], "p50": median, "p90": p90, "max": ordered[-1], "total": sum(ordered)}
 
 
-def flatten(value: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """A nested description as "a.b", text pairs; a group of nothing but numbers stays one pair."""
-    for key, item in value.items():
-        if isinstance(item, dict) and all(type(part) in (int, float) for part in item.values()):
-            yield f"{prefix}{key}", ", ".join(f"{name} {_plain(name, part)}" for name, part in item.items()) or "none"
-        elif isinstance(item, dict):
-            yield from flatten(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", _plain(key, item)
+def _described(workload: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
+    return workload["name"], list(_without_name(workload))
 
 
-def _plain(key: str, item: Any) -> str:
-    if item is None:
-        return "—"
-    if isinstance(item, bool):
-        return "yes" if item else "no"
-    if isinstance(item, (list, tuple)):
-        return ", ".join(_plain(key, part) for part in item) or "none"
-    if isinstance(item, (int, float)) and key.endswith("_bytes"):
-        return size(item)
-    return f"{item:.6g}" if isinstance(item, float) else str(item)
-
-
-def number(value: float | None, digits: int = 0) -> str:
-    """Thousands separated, with a fixed count of decimals so that a column lines up; a dash for what is missing."""
-    return "—" if value is None else f"{value:,.{digits}f}"
-
-
-def percent(value: float | None) -> str:
-    return "—" if value is None else f"{value * 100:.1f}%"
-
-
-def size(value: float | None) -> str:
-    """Bytes in the unit people read."""
-    if value is None:
-        return "—"
-    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
+def _without_name(workload: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, text in formats.flatten(workload):
+        if key != "name":
+            yield key.replace("offered.", "hash of what was offered at "), text

@@ -1,41 +1,45 @@
-"""The request timeline of a comparison: when each request waited and when it was served, one strip per run."""
+"""The request timeline of a comparison: when each request waited and when it was served, one strip a variant."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from slipstream_client.report.series import Run, records_of
+from slipstream_client.report.formats import duration
+from slipstream_client.report.phases import WORDS, phases
+from slipstream_client.report.plot import round_ticks
+from slipstream_client.report.study import Cell, Record, Run, Study
 
-SHOWN = 48  # requests of each run
-WIDTH = 1000  # of the drawing; the page stretches it
-FAILED_WIDTH = 4  # so that a request that failed at once can be seen
-
-# Answers that a client sees within this time left in one batch; shorter batches are drawn off by at most as much.
-SAME_BATCH_S = 0.1
+SHOWN = 48  # requests of each strip
+FAILED_WIDTH = 0.4  # per cent, so that a request that failed at once can be seen
+HAIR = 0.03  # per cent; less is not drawn
+# A request that finished first in its batch is told by its hold; what is shorter is the way back to the client.
+HELD_AT_LEAST_S = 0.005
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A piece of one request's life: waiting, served, held (finished, until its batch is done) or failed."""
+    """A piece of one request's life, in per cent of the axis."""
 
     kind: str
-    row: int
-    start: float  # 0..WIDTH
+    start: float
     width: float
 
 
 @dataclass(frozen=True)
+class Row:
+    """One request."""
+
+    bars: Sequence[Bar]
+    tip: str
+
+
+@dataclass(frozen=True)
 class Strip:
-    """The requests of one run, one row each in the order in which they were sent."""
+    """The requests of one run, in the order in which they were sent."""
 
-    rows: int
-    bars: list[Bar]
-
-    def shows(self, kind: str) -> bool:
-        return any(bar.kind == kind for bar in self.bars)
+    cell: Cell
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -43,75 +47,45 @@ class Timeline:
     """Strips on one time axis that starts with each run."""
 
     span: float  # seconds from the start of a run to the end of the axis
-    strips: list[Strip]  # one a run, with no rows where there are no records of it
+    strips: Sequence[Strip]  # one a variant that has records
 
-    def shows(self, kind: str) -> bool:
-        return any(strip.shows(kind) for strip in self.strips)
+    @property
+    def kinds(self) -> list[str]:
+        """Those that are drawn, in the order of a life."""
+        drawn = {bar.kind for strip in self.strips for row in strip.rows for bar in row.bars}
+        return [kind for kind in WORDS if kind in drawn]
 
     @property
     def rows(self) -> int:
-        return max((strip.rows for strip in self.strips), default=0)
+        return max((len(strip.rows) for strip in self.strips), default=0)
 
 
-def timeline(runs: Sequence[Run], requests: Sequence[dict]) -> Timeline:
-    """The first `SHOWN` requests of each run."""
-    shown = [records_of(run, requests)[:SHOWN] for run in runs]
-    span = max((record["last"] or record["sent"] for records in shown for record in records), default=0.0)
-    scale = WIDTH / span if span > 0 else 0.0
-    return Timeline(span, [_strip(records, scale) for records in shown])
+def timeline(study: Study, cells: Sequence[Cell]) -> Timeline:
+    """The first `SHOWN` requests of the first repeat of each cell, warm-up included."""
+    shown = [(cell, cell.runs[0], study.records(cell.runs[0])[:SHOWN]) for cell in cells]
+    shown = [(cell, run, records) for cell, run, records in shown if records]
+    ends = [record["last"] if record["last"] is not None else record["sent"] for _, _, rows in shown for record in rows]
+    span = max(ends, default=0.0)
+    scale = 100 / span if span > 0 else 0.0
+    return Timeline(span, [Strip(cell, [_row(record, run, scale) for record in rows]) for cell, run, rows in shown])
 
 
-def _strip(records: list[dict], scale: float) -> Strip:
-    starts = _batch_starts(records)
-    bars: list[Bar] = []
-    for row, record in enumerate(records):
-        sent, last = record["sent"], record["last"]
-        if record["error"]:
-            width = max(((last or sent) - sent) * scale, FAILED_WIDTH)
-            bars.append(Bar("failed", row, min(sent * scale, WIDTH - FAILED_WIDTH), width))
+def _row(record: Record, run: Run, scale: float) -> Row:
+    bars, told = [], []
+    for phase in phases(record, run):
+        if phase.kind == "held" and phase.seconds < HELD_AT_LEAST_S:
             continue
-        begun, done = _service(record, starts.get(record["id"]))
-        times = {"waiting": (sent, begun), "served": (begun, done), "held": (done, last)}
-        bars += [Bar(kind, row, start * scale, (end - start) * scale) for kind, (start, end) in times.items()]
-    return Strip(len(records), [bar for bar in bars if bar.width > 0.05])
-
-
-def _service(record: dict, batch_start: float | None) -> tuple[float, float]:
-    """From when to when the engine worked on a request, in seconds from the run's start.
-
-    Only the length of this time is known, as end-to-end latency less `queue_ms`. A stream ends with its last token, so
-    the rest came before it. An answer in one piece may have been held for its batch: see `_batch_starts`.
-    """
-    sent, last = record["sent"], record["last"]
-    worked = last - sent - (record["queue_ms"] or 0.0) / 1000
-    if batch_start is None:
-        return last - worked, last
-    queued_at_door = ((record.get("stats") or {}).get("queue_ms") or 0.0) / 1000
-    begun = min(max(sent + queued_at_door, batch_start), last - worked)
-    return begun, begun + worked
-
-
-def _batch_starts(records: list[dict]) -> dict[str, float]:
-    """When the batch of each answer that was not streamed began: its longest member had nobody to wait for."""
-    whole = [record for record in records if not record["error"] and record["first"] is None]
-    whole.sort(key=lambda record: record["last"])
-    starts: dict[str, float] = {}
-    batch: list[dict] = whole[:1]
-    for before, after in [*pairwise(whole), (None, None)]:
-        if before and after and after["last"] - before["last"] < SAME_BATCH_S:
-            batch.append(after)
-            continue
-        start = min((r["sent"] + (r["queue_ms"] or 0.0) / 1000 for r in batch), default=0.0)
-        starts |= {record["id"]: start for record in batch}
-        batch = [after] if after else []
-    return starts
+        width = phase.seconds * scale
+        if phase.kind == "failed":
+            width = max(width, FAILED_WIDTH)
+        if width >= HAIR:
+            bars.append(Bar(phase.kind, min(phase.start * scale, 100 - width), width))
+            told.append(f"{WORDS[phase.kind]} {duration(phase.seconds * 1000)}")
+    said = record["error"] or f"{record['input_tokens']} tokens in, {record['output_tokens']} out"
+    marked = "" if record["phase"] == "measured" else f" ({record['phase'].replace('_', '-')}, not counted)"
+    return Row(bars, f"request {record['index']}{marked}: {said}; {', '.join(told)}")
 
 
 def ticks(span: float) -> list[tuple[str, float]]:
-    """Round times for an axis of `span` seconds, at most six steps, with their places in per cent of its width."""
-    if span <= 0:
-        return []
-    rough = span / 6
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-    return [(f"{index * step:g} s", index * step / span * 100) for index in range(int(span / step + 1e-9) + 1)]
+    """Round times for an axis of `span` seconds, with their places in per cent of its width."""
+    return [(f"{at:g} s", 100 * at / span) for at in round_ticks(span, 6)] if span > 0 else []

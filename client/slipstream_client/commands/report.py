@@ -1,0 +1,34 @@
+"""`slipstream report`: the pages of a comparison, written again from its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a comparison: results.json, requests.jsonl and, if any, steps.jsonl.")
+    ],
+    baseline: Annotated[
+        Path | None, typer.Option(help="Folder of an earlier comparison, to show what has changed since.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the pages.", show_default="the same")] = None,
+) -> None:
+    """Write report.html, the charts, requests.csv and trace.json from the files of a comparison."""
+    # matplotlib takes a second to import; every other command does without it.
+    from slipstream_client.report.changes import baseline_changes, changes_table
+    from slipstream_client.report.files import read_folder, read_results, write_all
+
+    results, requests, steps = read_folder(folder)
+    earlier = read_results(baseline) if baseline else None
+    console = Console()
+    console = console if console.is_terminal else Console(width=132)
+    paths = write_all(results, requests, steps, out or folder, earlier)
+    if earlier is not None:
+        console.print(changes_table(baseline_changes(results, earlier)))
+    for path in paths:
+        console.print(path, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,252 @@
+"""What the charts of the page show: figures against load, distributions, and the sweep over the variance of lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from slipstream_client.report.formats import duration, listed, percent, short, times
+from slipstream_client.report.plot import Line, Mark, Panel, Rule
+from slipstream_client.report.recommendations import HELD, attainment, slo_words
+from slipstream_client.report.series import styles_of
+from slipstream_client.report.study import P99_NEEDS, SWEEP_PREFIX, Cell, Family, Load, Run, Study
+from slipstream_client.report.verdicts import difference
+
+CURVE_POINTS = 120
+FAR = 2.5  # a target farther than this above everything measured would flatten the chart
+_KNEES = {"throughput": "throughput knee", "latency": "latency knee", "slo": "target knee"}
+
+
+def load_panels(study: Study, family: Family) -> list[Panel]:
+    """Throughput, throughput against latency, tails and goodput, at the points of one family."""
+    rate = _over_load(study, family, "throughput", lambda cell: cell.mean(_rate), _rate, "tokens/s")
+    panels = [
+        _panel(study, family, rate, "Useful tokens/s", "higher is better", "throughput", knee="throughput"),
+        _against_latency(study, family),
+        _tail_panel(study, family, "e2e_ms", "End-to-end latency", "e2e"),
+        _tail_panel(study, family, "ttft_ms", "Time to first token", "ttft"),
+    ]
+    for name, limits in study.slo.items():
+        lines = _over_load(study, family, f"goodput {name}", _goodput_of(name), _goodput(name), "requests/s")
+        first = name == next(iter(study.slo))
+        title, subtitle = f"Goodput, target “{name}”", f"requests/s within it: {slo_words(limits)}"
+        panels.append(_panel(study, family, lines, title, subtitle, f"goodput {name}", knee="slo" if first else ""))
+    return [panel for panel in panels if not panel.empty]
+
+
+def distribution_panels(study: Study, family: Family, load: Load) -> list[Panel]:
+    """Cumulative distributions of TTFT and E2E over all measured requests of one point."""
+    panels = []
+    for key, end, title in (("cdf ttft", "first", "Time to first token"), ("cdf e2e", "last", "End-to-end latency")):
+        lines = []
+        for cell in study.cells(family.workload, load):
+            done = [r for r in cell.records if not r["error"] and r[end] is not None]
+            values = sorted((record[end] - record["sent"]) for record in done)
+            if values:
+                lines.append(_line(study, cell.variant, _cumulative(cell, values), bare=True))
+        silent = [c.variant for c in study.cells(family.workload, load) if not c.streams] if end == "first" else []
+        subtitle = f"share of requests, {load.words}" + (f"; no stream: {listed(silent)}" if silent else "")
+        panels.append(Panel(title, subtitle, lines, x_title="seconds", log_x=True, top=100.0, key=key, unit="%"))
+    return [panel for panel in panels if not panel.empty]
+
+
+def sweep_panel(study: Study) -> Panel | None:
+    """Throughput as a ratio to the baseline against how much output lengths vary; None without a sweep."""
+    families = [f for f in study.families if f.workload.startswith(SWEEP_PREFIX)]
+    if len({f.workload for f in families}) < 2:
+        return None
+    lines, floor = [], study.floor("output_tokens_per_s")
+    for variant in study.variants:
+        if variant == study.baseline:
+            continue
+        marks = []
+        for family in families:
+            variation = study.output_length_variation(family.workload)
+            cell = study.cell(family.workload, family.loads[-1], variant)
+            base = study.cell(family.workload, family.loads[-1], study.baseline)
+            found = difference(study, cell, base, "output_tokens_per_s") if cell and base else None
+            if cell and found and variation is not None:
+                tip = f"{variant}, {family.workload} at {cell.load.words}: {times(found.ratio)} ({found.sure}), {_judged(found.verdict)}"
+                marks.append(Mark(variation, found.ratio, tip, found.low, found.high, hollow=cell.problem is not None))
+        lines.append(_line(study, variant, sorted(marks, key=lambda mark: mark.x)))
+    band = (1 / (1 + floor), 1 + floor) if floor is not None else None
+    return Panel(
+        f"Useful tokens/s, as a ratio to {study.baseline}",
+        "above 1 is better; the shaded band is the noise" if band else "above 1 is better",
+        lines,
+        x_title="standard deviation of output lengths ÷ their mean",
+        rules=[Rule(1.0, study.baseline)],
+        band=band,
+        key="sweep",
+    )
+
+
+def _judged(verdict: str) -> str:
+    return {"same": "no difference beyond the noise", "unknown": "the noise is not known"}.get(verdict, verdict)
+
+
+def _rate(run: Run) -> float | None:
+    return run["output_tokens_per_s"]
+
+
+def _goodput(name: str) -> Callable[[Run], float | None]:
+    return lambda run: ((run.get("slo") or {}).get(name) or {}).get("goodput_per_s")
+
+
+def _goodput_of(name: str) -> Callable[[Cell], float | None]:
+    return lambda cell: cell.mean(_goodput(name))
+
+
+def _line(study: Study, variant: str, marks: Sequence[Mark], *, bare: bool = False) -> Line:
+    style = styles_of(study.variants)[variant]
+    return Line(variant, study.variants.index(variant), marks, style.line == "--", style.marker, bare)
+
+
+def _over_load(
+    study: Study,
+    family: Family,
+    key: str,
+    value_of: Callable[[Cell], float | None],
+    of_run: Callable[[Run], float | None] | None,
+    unit: str,
+) -> list[Line]:
+    lines = []
+    for variant in study.variants:
+        marks = []
+        for load in family.loads:
+            cell = study.cell(family.workload, load, variant)
+            value = value_of(cell) if cell else None
+            if cell is None or value is None:
+                continue
+            span = cell.span(of_run) if of_run and len(cell.runs) > 1 else None
+            text = f"{short(value)} {unit}" if unit != "s" else duration(value * 1000)
+            tip = f"{variant} at {load.words}: {text}{_extra(cell, key, span, unit)}"
+            low, high = span or (None, None)
+            marks.append(Mark(load.at, value, tip, low, high, hollow=cell.problem is not None))
+        lines.append(_line(study, variant, marks))
+    return lines
+
+
+def _extra(cell: Cell, key: str, span: tuple[float, float] | None, unit: str) -> str:
+    said = f"; {len(cell.runs)} repeats from {short(span[0])} to {short(span[1])}" if span else ""
+    if key.startswith("goodput "):
+        share = attainment(cell, key.removeprefix("goodput "))
+        said += f"; {percent(share)} of the requests sent" if share is not None else ""
+    return said + (f"; {cell.problem}" if cell.problem else "")
+
+
+def _panel(
+    study: Study, family: Family, lines: list[Line], title: str, subtitle: str, key: str, knee: str = ""
+) -> Panel:
+    ats = [load.at for load in family.loads]
+    log = len(ats) > 2 and ats[0] > 0 and ats[-1] / ats[0] > 4
+    rules = knee_rules(study, family, knee) if knee else []
+    return Panel(title, subtitle, lines, family.axis, "", ats, log, rules, key=key, note=_hollow(lines))
+
+
+def _hollow(lines: Sequence[Line]) -> str:
+    any_hollow = any(mark.hollow for line in lines for mark in line.marks)
+    return "Not filled: requests failed, or the point is invalid." if any_hollow else ""
+
+
+def knee_rules(study: Study, family: Family, kind: str) -> list[Rule]:
+    """The knees of one kind that were found, where they lie on this axis."""
+    if family.kind != study_kind(study, family.workload):
+        return []
+    rules = []
+    for number, variant in enumerate(study.variants):
+        found = ((study.results.get("knees") or {}).get(f"{variant}/{family.workload}") or {}).get(kind)
+        if found and family.loads[0].at <= found["at"] <= family.loads[-1].at:
+            tip = f"{_KNEES[kind]} of {variant}: {short(found['at'])} {family.axis} ({found['confidence']})"
+            rules.append(Rule(found["at"], _KNEES[kind], number, upright=True, tip=tip))
+    return rules
+
+
+def study_kind(study: Study, workload: str) -> str:
+    """The kind of load that knees of a workload speak of: the one with the most points, closed loops first."""
+    families = [family for family in study.families if family.workload == workload]
+    return max(families, key=lambda family: len(family.loads)).kind
+
+
+def _against_latency(study: Study, family: Family) -> Panel:
+    def mean(run: Run) -> float | None:
+        return run["e2e_ms"]["mean"] / 1000 if run["e2e_ms"] else None
+
+    lines = []
+    for variant in study.variants:
+        marks = []
+        for load in family.loads:
+            cell = study.cell(family.workload, load, variant)
+            x, y = (cell.mean(_rate), cell.mean(mean)) if cell else (None, None)
+            if cell is None or x is None or y is None:
+                continue
+            (x_low, x_high), (low, high) = cell.span(_rate) or (x, x), cell.span(mean) or (y, y)
+            tip = f"{variant} at {load.words}: {short(x)} tokens/s, mean end-to-end {duration(y * 1000)}"
+            marks.append(Mark(x, y, tip, low, high, x_low, x_high, cell.problem is not None, f"{load.at:g}"))
+        lines.append(_line(study, variant, marks))
+    subtitle = f"mean end-to-end latency, s; to the right and down is better; numbers: {family.axis}"
+    return Panel("Latency against throughput", subtitle, lines, "useful tokens/s", log_y=True, key="tradeoff", note=_hollow(lines))
+
+
+def _tail_panel(study: Study, family: Family, metric: str, title: str, limit: str) -> Panel:
+    cells = [cell for load in family.loads for cell in study.cells(family.workload, load) if cell.succeeded]
+
+    def tail(cell: Cell) -> float | None:
+        value = cell.tail_ms(metric)
+        return None if value is None else value / 1000
+
+    def of_run(run: Run) -> float | None:
+        return run[metric]["p99"] / 1000 if run[metric] else None
+
+    p99 = all(cell.succeeded >= P99_NEEDS for cell in cells)
+    lines = _over_load(study, family, metric, tail, of_run if p99 else None, "s")
+    if metric == "ttft_ms":
+        lines = [line for line in lines if line.marks]
+    highest = max((mark.high or mark.y for line in lines for mark in line.marks), default=0.0)
+    targets = {name: limits.get(limit) for name, limits in study.slo.items()}
+    rules, far = [], []
+    for name, value in targets.items():
+        if value is not None and value / 1000 <= highest * FAR:
+            rules.append(Rule(value / 1000, f"target “{name}”"))
+        elif value is not None:
+            far.append(f"the target “{name}” ({duration(value)}) lies above the chart")
+    silent = [v for v in study.variants if v not in {line.name for line in lines}] if metric == "ttft_ms" else []
+    named = "P99" if p99 else f"P99, or the largest of fewer than {P99_NEEDS} requests"
+    subtitle = f"{named}, s; lower is better" + (f"; no stream: {listed(silent)}" if silent else "")
+    panel = _panel(study, family, lines, title, subtitle, metric, knee="latency" if metric == "e2e_ms" else "")
+    notes = " ".join(filter(None, [f"{listed(far)}.".capitalize() if far else "", panel.note]))
+    return Panel(
+        panel.title, panel.subtitle, lines, panel.x_title, "s", panel.x_ticks, panel.log_x, [*rules, *panel.rules],
+        key=metric, note=notes,
+    )  # fmt: skip
+
+
+def _cumulative(cell: Cell, values: Sequence[float]) -> list[Mark]:
+    """The curve by at most `CURVE_POINTS` points, with the median and the 99th of a hundred for the pointer."""
+    count = len(values)
+    indexes = sorted({round(at * (count - 1) / (CURVE_POINTS - 1)) for at in range(CURVE_POINTS)}) if count > 1 else [0]
+    shown = {math.ceil(share * count) - 1: share for share in (0.5, 0.9, 0.99)}
+    marks = []
+    for index in sorted({*indexes, *shown}):
+        share = shown.get(index)
+        tip = f"{cell.variant}: {share:.0%} of {count} requests within {duration(values[index] * 1000)}" if share else ""
+        marks.append(Mark(values[index], 100 * (index + 1) / count, tip))
+    return marks
+
+
+def knee_rows(study: Study) -> list[tuple[str, str, list[str]]]:
+    """Variant, workload, and each of the three knees in words."""
+    rows = []
+    for workload in study.workloads:
+        for variant in study.variants:
+            found = (study.results.get("knees") or {}).get(f"{variant}/{workload}")
+            if found:
+                axis = next(f.axis for f in study.families if (f.workload, f.kind) == (workload, study_kind(study, workload)))
+                words = [
+                    f"{short(knee['at'])} {axis}: {knee['confidence']}" if (knee := found.get(kind)) else "no knee"
+                    for kind in _KNEES
+                ]
+                rows.append((variant, workload, words))
+    return rows
+
+

@@ -1,0 +1,199 @@
+"""Where token-slots, requests' time and the engine's time went: the parts of the bars, and what they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream_client.report.formats import duration, listed, number, percent, short
+from slipstream_client.report.study import Cell
+
+UNEXPLAINED_LIMIT = 0.02  # a larger share means that the counters do not add up
+MENTIONED = 0.1  # of the whole: a smaller difference is no reason
+
+
+@dataclass(frozen=True)
+class Part:
+    """One colour of a bar: its name in the results, on the bar, in the legend and in a sentence; ink is for its label."""
+
+    key: str
+    label: str
+    legend: str
+    sentence: str
+    fill: str
+    ink: str = "#ffffff"
+    useful: bool = False
+
+
+BLUE, SKY, GREEN, ORANGE, YELLOW = "#0B62A4", "#7CC4EE", "#1B8A6B", "#E69F00", "#F0E07A"
+RED, PINK, PURPLE, LILAC, GREY, PALE = "#C8500A", "#DFA0C8", "#6B4BA3", "#C3B4E8", "#6B7280", "#CBD0D6"
+DARK = "#16181b"
+
+SLOTS = (
+    Part("useful_decode", "answer", "useful: tokens of answers (decode)", "tokens of answers", BLUE, useful=True),
+    Part("useful_prefill", "prompt", "useful: tokens of prompts (prefill)", "tokens of prompts", SKY, DARK, useful=True),
+    Part("prompt_padding", "padding", "prompts filled up to the longest of their batch", "prompt padding", ORANGE, DARK),
+    Part("finished_rows", "finished", "finished answers that the batch went on computing", "rows already finished", RED),
+    Part("recomputed", "again", "computed again after preemption", "recomputing after preemption", PINK, DARK),
+    Part("unexplained", "?", "unexplained", "rows not explained", GREY),
+)
+REQUEST_TIME = (
+    Part("client", "client", "at the client, before it was sent", "at the client", PALE, DARK),
+    Part("triton_queue", "Triton's queue", "in Triton's own queue", "in Triton's queue", ORANGE, DARK),
+    Part("wait_batch", "batch", "waiting for the running batch to end", "waiting for the batch before it", YELLOW, DARK),
+    Part("wait_seats", "seat", "waiting for a free seat", "waiting for a seat", LILAC, DARK),
+    Part("wait_blocks", "memory", "waiting for KV cache memory", "waiting for KV memory", PINK, DARK),
+    Part("wait_budget", "budget", "waiting for room in a step (token budget)", "waiting for the token budget", PURPLE),
+    Part("wait_priority", "priority", "waiting behind higher priority", "waiting behind higher priority", "#8A3A6B"),
+    Part("prefill", "prompt", "reading the prompt (prefill)", "reading the prompt", SKY, DARK, useful=True),
+    Part("decode", "answer", "writing the answer (decode)", "writing the answer", BLUE, useful=True),
+    Part("held", "held", "finished, but held for the batch's longest answer", "held for the batch's longest answer", RED),
+    Part("delivery", "delivery", "delivery to the client", "in delivery", GREEN),
+    Part("unexplained", "?", "unexplained", "not explained", GREY),
+)
+ENGINE_TIME = (
+    Part("useful", "useful", "computing useful rows", "computing useful rows", BLUE, useful=True),
+    Part("wasted", "wasted", "computing wasted rows", "computing wasted rows", RED),
+    Part("scheduling", "scheduling", "scheduling", "scheduling", LILAC, DARK),
+    Part("sampling", "sampling", "sampling and bookkeeping", "sampling", GREEN),
+    Part("messages", "messages", "messages to and from the doors", "messages", PINK, DARK),
+    Part("idle", "idle", "idle: nothing to do", "idle", PALE, DARK),
+    Part("unexplained", "?", "unexplained", "not explained", GREY),
+)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of one bar."""
+
+    part: Part
+    value: float  # in the unit of the bars
+    share: float  # of this bar
+    width: float  # in per cent of the longest bar
+    tip: str
+
+    @property
+    def fits(self) -> str:
+        """Where there is room for its value: "all" screens, only a "wide" one, or none ("")."""
+        return "all" if self.width >= 14 else "wide" if self.width >= 4.5 else ""
+
+    @property
+    def word_fits(self) -> bool:
+        """Whether a wide screen has room for its name as well."""
+        return self.width >= 0.8 * (len(self.part.label) + 6)
+
+
+@dataclass(frozen=True)
+class StackedBar:
+    """One variant's bar."""
+
+    cell: Cell
+    total: float
+    segments: Sequence[Segment]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """All bars of one picture, on one scale."""
+
+    key: str
+    unit: str
+    bars: Sequence[StackedBar]
+    parts: Sequence[Part]  # those that any bar has
+
+    def text(self, value: float) -> str:
+        """A value as it stands on a segment."""
+        return duration(value) if self.unit == "ms" else f"{value:.2f}"
+
+
+def slot_bars(cells: Sequence[Cell]) -> Bars:
+    """Token-slots computed for each useful one."""
+    rows = [(cell, parts) for cell in cells if (parts := cell.parts("slots"))]
+    scaled = []
+    for cell, parts in rows:
+        useful = parts["useful_decode"] + parts["useful_prefill"]
+        if useful:
+            scaled.append((cell, {name: value / useful for name, value in parts.items()}, parts))
+    return _bars("slots", "slots per useful token", SLOTS, scaled, lambda value: f"{number(value)} token-slots a run")
+
+
+def request_time_bars(cells: Sequence[Cell]) -> Bars:
+    """Milliseconds of an average request."""
+    rows = [(cell, parts, parts) for cell in cells if (parts := cell.parts("request_time_ms"))]
+    return _bars("request_time_ms", "ms", REQUEST_TIME, rows, duration)
+
+
+def engine_time_bars(cells: Sequence[Cell]) -> Bars:
+    """Shares of the engine's time."""
+    rows = []
+    for cell in cells:
+        parts = cell.parts("engine_time_s")
+        if parts and parts["total"]:
+            known = sum(parts.get(part.key, 0.0) for part in ENGINE_TIME if part.key != "unexplained")
+            full = parts | {"unexplained": max(parts["total"] - known, 0.0)}
+            rows.append((cell, {name: value / parts["total"] for name, value in full.items()}, full))
+    return _bars("engine_time_s", "share of its time", ENGINE_TIME, rows, lambda value: f"{short(value)} s a run")
+
+
+def _bars(key, unit, parts, rows, tip_of) -> Bars:  # type: ignore[no-untyped-def]
+    longest = max((values["total"] for _, values, _ in rows), default=0.0)
+    bars = []
+    for cell, values, raw in rows:
+        total = values["total"]
+        segments = []
+        for part in parts:
+            value = values.get(part.key, 0.0)
+            if value > 0:
+                share = value / total
+                tip = f"{cell.variant}: {part.legend}: {percent(share)}, {tip_of(raw[part.key])}"
+                segments.append(Segment(part, value, share, 100 * value / longest, tip))
+        bars.append(StackedBar(cell, total, segments))
+    used = {segment.part.key for bar in bars for segment in bar.segments if segment.width >= 0.05}
+    return Bars(key, unit, bars, [part for part in parts if part.key in used])
+
+
+def unexplained(cells: Sequence[Cell]) -> list[str]:
+    """Where the parts leave more than `UNEXPLAINED_LIMIT` of the whole open."""
+    found = []
+    for cell in cells:
+        for key, words in (("slots", "token-slots"), ("request_time_ms", "an average request's time")):
+            parts = cell.parts(key)
+            if parts and parts["total"] and abs(parts["unexplained"]) > UNEXPLAINED_LIMIT * parts["total"]:
+                share = percent(parts["unexplained"] / parts["total"])
+                found.append(f"{share} of {words} of {cell.variant} at {cell.load.words} ({cell.workload}) is unexplained")
+    return found
+
+
+def slots_reason(cell: Cell, other: Cell) -> str | None:
+    """Why one does more useful work in its time than the other: what the other's token-slots went to."""
+    mine, theirs = cell.parts("slots"), other.parts("slots")
+    if not mine or not theirs or not mine["total"] or not theirs["total"]:
+        return None
+    shares = {part: theirs[part.key] / theirs["total"] - mine[part.key] / mine["total"] for part in SLOTS if not part.useful}
+    found = [part for part, more in sorted(shares.items(), key=lambda item: -item[1]) if more >= MENTIONED / 2][:2]
+    if not found:
+        return None
+
+    def useful(parts: dict[str, float]) -> str:
+        return percent((parts["useful_decode"] + parts["useful_prefill"]) / parts["total"], 0)
+
+    spent = listed([f"{percent(theirs[part.key] / theirs['total'], 0)} on {part.sentence}" for part in found])
+    return (
+        f"of the token-slots that {cell.variant} computed, {useful(mine)} were useful; "
+        f"of those of {other.variant} only {useful(theirs)}: {spent} were wasted"
+    )
+
+
+def time_reason(cell: Cell, other: Cell) -> str | None:
+    """Why requests of the one are answered sooner: where those of the other spend more time."""
+    mine, theirs = cell.parts("request_time_ms"), other.parts("request_time_ms")
+    if not mine or not theirs:
+        return None
+    longer = {part: theirs[part.key] - mine[part.key] for part in REQUEST_TIME}
+    largest = sorted(longer.items(), key=lambda item: -item[1])[:2]
+    found = [part for part, more in largest if more >= MENTIONED * theirs["total"]]
+    if not found:
+        return None
+    against = {part: duration(mine[part.key]) if mine[part.key] >= 0.5 else "none" for part in found}
+    spent = listed([f"{duration(theirs[part.key])} {part.sentence} (against {against[part]})" for part in found])
+    return f"an average request of {other.variant} spends {spent}"

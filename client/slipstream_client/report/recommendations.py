@@ -1,0 +1,238 @@
+"""Three answers: which variant for offline work, for a few users, and for many users with a latency target.
+
+Each names its reason and how sure it is; none is given where requests failed, answers differ or points are invalid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream_client.report.batching import batching_doubt
+from slipstream_client.report.explain import slots_reason, time_reason
+from slipstream_client.report.formats import duration, listed, percent, short, times
+from slipstream_client.report.study import Cell, Family, Load, Study
+from slipstream_client.report.verdicts import Difference, difference
+
+HELD = 0.99  # the share of requests within the target from which a load counts as held
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One answer. `pick` is empty where there is none to give."""
+
+    use: str
+    pick: str
+    found: str
+    reason: str
+    sure: str
+
+
+def recommendations(study: Study) -> list[Recommendation]:
+    """Offline work, a few users, many users; none where nothing can be compared."""
+    family = study.main
+    if family is None or len(study.variants) < 2:
+        return []
+    return [_offline(study, family), _few_users(study, family), _many_users(study, _users_family(study, family))]
+
+
+def _refused(use: str, problems: Sequence[str]) -> Recommendation:
+    return Recommendation(use, "", "No winner is named: " + "; ".join(dict.fromkeys(problems)) + ".", "", "")
+
+
+def _problems(study: Study, cells: Sequence[Cell]) -> list[str]:
+    quality = study.results["quality"]
+    different = ["the batchers gave different answers"] if quality["different"] or quality["equal"] is False else []
+    doubts = [doubt for cell in cells if cell.load.at > 1 and (doubt := batching_doubt(cell))]
+    return different + [cell.problem for cell in cells if cell.problem] + doubts
+
+
+def _offline(study: Study, family: Family) -> Recommendation:
+    use = "Offline work"
+    ends = [cell for cell in study.cells(family.workload, family.loads[-1])]
+    best: dict[str, Cell] = {}
+    for load in family.loads:
+        for cell in study.cells(family.workload, load):
+            rate = cell.metric("output_tokens_per_s") or 0.0
+            if cell.variant not in best or rate > (best[cell.variant].metric("output_tokens_per_s") or 0.0):
+                best[cell.variant] = cell
+    if problems := _problems(study, [*ends, *best.values()]):
+        return _refused(use, problems)
+    ranked = sorted(best.values(), key=lambda cell: -(cell.metric("output_tokens_per_s") or 0.0))
+    first, tied, rest, closest = _ranking(study, ranked, "output_tokens_per_s")
+    rates = [f"{short(cell.metric('output_tokens_per_s') or 0)} of {cell.variant}" for cell in ranked[1:]]
+    found = (
+        f"{first.variant} delivers the most useful tokens/s on {family.workload}: {short(first.metric('output_tokens_per_s') or 0)} "
+        f"(at {first.load.words}), against {listed(rates)}; each at its best load."
+    )
+    reason = slots_reason(first, rest[-1]) if rest else None
+    return Recommendation(use, _pick(first, tied), found, _sentence(reason), _sure(first, tied, rest, closest))
+
+
+def _few_users(study: Study, family: Family) -> Recommendation:
+    use = "A few users"
+    cells = study.cells(family.workload, family.loads[0])
+    if problems := _problems(study, cells):
+        return _refused(use, problems)
+    ranked = sorted((c for c in cells if c.metric("e2e_mean_ms")), key=lambda cell: cell.metric("e2e_mean_ms") or 0.0)
+    if len(ranked) < 2:
+        return _refused(use, [f"nothing to compare at {family.loads[0].words}"])
+    first, tied, rest, closest = _ranking(study, ranked, "e2e_mean_ms")
+    means = [f"{duration(cell.metric('e2e_mean_ms'))} of {cell.variant}" for cell in ranked[1:]]
+    at = family.loads[0].words
+    found = (
+        f"At {at} on {family.workload}, a whole answer takes {duration(first.metric('e2e_mean_ms'))} with {first.variant}, "
+        f"against {listed(means)}."
+    )
+    equals = [first, *tied]
+    streaming = sorted((c for c in equals if c.metric("ttft_mean_ms")), key=lambda c: c.metric("ttft_mean_ms") or 0.0)
+    if tied and streaming and len(streaming) < len(equals):
+        first_tokens = listed([f"{duration(c.metric('ttft_mean_ms'))} with {c.variant}" for c in streaming])
+        silent = listed([c.variant for c in equals if c not in streaming])
+        reason = f"Those that stream show their first token after {first_tokens}; {silent} show nothing before the whole answer."
+        lead, near, _, _ = _ranking(study, streaming, "ttft_mean_ms")
+        sure = f"In the time of a whole answer: {_lower(_sure(first, tied, rest, closest))}"
+        return Recommendation(use, _pick(lead, near), found, reason, sure)
+    reason = _sentence(time_reason(first, rest[-1])) if rest else ""
+    return Recommendation(use, _pick(first, tied), found, reason, _sure(first, tied, rest, closest))
+
+
+def _users_family(study: Study, family: Family) -> Family:
+    """Users come by themselves, whoever still waits: the open loop of that workload where it was measured."""
+    return next((f for f in study.families if (f.workload, f.kind) == (family.workload, "open")), family)
+
+
+def _many_users(study: Study, family: Family) -> Recommendation:
+    use = "Many users with a P99 target"
+    everything = [cell for load in family.loads for cell in study.cells(family.workload, load)]
+    quality = _problems(study, [])
+    invalid = [cell.problem for cell in everything if cell.invalid_because and cell.problem]
+    if quality or invalid:
+        return _refused(use, quality + invalid)
+    name = next(iter(study.slo), None)
+    if name is None:
+        return _by_tail(study, family, use)
+    held = {variant: held_load(study, family, variant, name) for variant in study.variants}
+    reached = {variant: load for variant, load in held.items() if load}
+    target = f"the target “{name}” ({slo_words(study.slo[name])})"
+    if not reached:
+        top = _attained(study, family.loads[0], family, name)
+        return Recommendation(
+            use, "", f"None keeps {target} for {HELD:.0%} of its requests at any load tried, down to {family.loads[0].words}: {top}.",
+            "", "",
+        )  # fmt: skip
+    most = max(load.at for load in reached.values())
+    winners = [variant for variant, load in reached.items() if load.at == most]
+    held_words = [f"{variant} up to {load.words}" for variant, load in reached.items()]
+    missed = [variant for variant in study.variants if variant not in reached and any(c.variant == variant for c in everything)]
+    never = f"; {listed(missed)} at none of the loads tried" if missed else ""
+    found = f"Loads at which {HELD:.0%} of the requests meet {target} on {family.workload}: {listed(held_words)}{never}."
+    at = reached[winners[0]]
+    cells = {cell.variant: cell for cell in study.cells(family.workload, at)}
+    losers = [cell for variant, cell in cells.items() if variant not in winners]
+    if problems := [cell.problem for variant in winners if (cell := cells[variant]).problem]:
+        return _refused(use, problems)
+    tails = sorted((cells[variant] for variant in winners), key=lambda cell: cell.metric("e2e_p99_ms") or 0.0)
+    best, tied, slower, _ = _ranking(study, tails, "e2e_p99_ms")
+    if slower:
+        found += f" Of these {_pick(best, tied)} has the shortest tail there ({duration(best.tail_ms('e2e_ms'))})."
+    worst = max(losers, key=lambda cell: cell.tail_ms("e2e_ms") or 0.0, default=None)
+    reason = _sentence(time_reason(best, worst)) if worst else ""
+    sure = _attained(study, at, family, name)
+    steps = "" if at == family.loads[-1] else f" The next load tried, {_next(family, at).words}, is beyond all of them."
+    if at == family.loads[-1]:
+        steps = " It is the highest load tried, so the limit may lie higher."
+    return Recommendation(use, _pick(best, tied), found, reason, f"At {at.words}: {sure}.{steps}")
+
+
+def _by_tail(study: Study, family: Family, use: str) -> Recommendation:
+    cells = study.cells(family.workload, family.loads[-1])
+    if problems := _problems(study, cells):
+        return _refused(use, problems)
+    ranked = sorted((c for c in cells if c.metric("e2e_p99_ms")), key=lambda cell: cell.metric("e2e_p99_ms") or 0.0)
+    if len(ranked) < 2:
+        return _refused(use, [f"nothing to compare at {family.loads[-1].words}"])
+    first, tied, rest, closest = _ranking(study, ranked, "e2e_p99_ms")
+    tails = [f"{duration(cell.tail_ms('e2e_ms'))} of {cell.variant}" for cell in ranked[1:]]
+    found = (
+        f"No target was given. At {family.loads[-1].words} on {family.workload} the tail ({first.tail_name}) of {first.variant} is "
+        f"{duration(first.tail_ms('e2e_ms'))}, against {listed(tails)}."
+    )
+    reason = _sentence(time_reason(first, rest[-1])) if rest else ""
+    return Recommendation(use, _pick(first, tied), found, reason, _sure(first, tied, rest, closest))
+
+
+def held_load(study: Study, family: Family, variant: str, slo: str) -> Load | None:
+    """The highest load up to which, from the lowest on, `HELD` of all requests sent meet the target."""
+    held = None
+    for load in family.loads:
+        cell = study.cell(family.workload, load, variant)
+        if cell is None:
+            continue
+        if (attained := attainment(cell, slo)) is None or attained < HELD:
+            break
+        held = load
+    return held
+
+
+def attainment(cell: Cell, slo: str) -> float | None:
+    """Requests within the target ÷ requests sent, over all repeats."""
+    entries = [run["slo"][slo] for run in cell.runs if slo in (run.get("slo") or {})]
+    sent = sum(entry["sent"] for entry in entries)
+    return sum(entry["good"] for entry in entries) / sent if sent else None
+
+
+def slo_words(limits: dict[str, float | None]) -> str:
+    """ "first token within 2 s, 200 ms a token"."""
+    words = {"ttft": "first token within {}", "tpot": "{} for each further token", "e2e": "whole answer within {}"}
+    return ", ".join(words[key].format(duration(limit)) for key, limit in limits.items() if limit is not None)
+
+
+def _attained(study: Study, load: Load, family: Family, slo: str) -> str:
+    found = []
+    for cell in study.cells(family.workload, load):
+        share = attainment(cell, slo)
+        if share is not None:
+            entries = [run["slo"][slo] for run in cell.runs]
+            good, sent = (sum(entry[key] for entry in entries) for key in ("good", "sent"))
+            found.append(f"{cell.variant} {percent(share)} ({good} of {sent})")
+    return "within the target " + listed(found)
+
+
+def _next(family: Family, load: Load) -> Load:
+    return family.loads[min(list(family.loads).index(load) + 1, len(family.loads) - 1)]
+
+
+def _ranking(
+    study: Study, ranked: Sequence[Cell], metric: str
+) -> tuple[Cell, list[Cell], list[Cell], Difference | None]:
+    """The best, those no different from it beyond the noise, the others, and the best against the closest of these."""
+    first, tied, rest, closest = ranked[0], [], [], None
+    for cell in ranked[1:]:
+        found = difference(study, first, cell, metric)
+        if found and found.verdict == "same":
+            tied.append(cell)
+        else:
+            rest.append(cell)
+            closest = closest or found
+    return first, tied, rest, closest
+
+
+def _pick(first: Cell, tied: Sequence[Cell]) -> str:
+    return listed([first.variant, *(cell.variant for cell in tied)], "or")
+
+
+def _sure(first: Cell, tied: Sequence[Cell], rest: Sequence[Cell], closest: Difference | None) -> str:
+    equal = f"No difference beyond the noise between {listed([first.variant, *(c.variant for c in tied)])}." if tied else ""
+    if not rest or closest is None:
+        return equal
+    against = f"{first.variant} against {rest[0].variant}, the next: {times(closest.ratio)} ({closest.sure})."
+    return f"{equal} {against}".strip()
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _sentence(text: str | None) -> str:
+    return f"{text[0].upper()}{text[1:]}." if text else ""
