@@ -126,6 +126,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelConfigResponse(config=CONFIGS[request.name])
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
+        if request.model_name not in CONFIGS:
+            text = f"Request for unknown model: '{request.model_name}' is not found"
+            context.abort(grpc.StatusCode.NOT_FOUND, text)
         received = self._receive(request)
         try:
             rows = [self._whole(self.script(row), context) for row in received.rows()]

@@ -12,6 +12,7 @@ from slipstream_client.comparison.comparison import Comparison
 from slipstream_client.report.batching import batching_doubt
 from slipstream_client.report.changes import baseline_changes, changes_table
 from slipstream_client.report.compare_table import compare_tables
+from slipstream_client.report.study import Study
 
 _DIFFERENCES_SHOWN = 10
 
@@ -41,7 +42,8 @@ def show(
         console = console if console.is_terminal else Console(width=132)
         for table in compare_tables(results, comparison.request_lines(), console.width):
             console.print(table)
-        for doubt in filter(None, map(batching_doubt, results["runs"])):
+        cells = Study(results, comparison.request_lines(), comparison.steps).all_cells()
+        for doubt in filter(None, map(batching_doubt, cells)):
             console.print(doubt, highlight=False, markup=False)
         if earlier is not None:
             console.print(changes_table(baseline_changes(results, earlier)))

@@ -39,7 +39,7 @@ class Comparison:
         self.out = out
         self.progress = progress
         self.records: list[RequestRecord] = []
-        self.steps: list[Step] = []
+        self.steps: list[dict[str, Any]] = []
         self.results: dict[str, Any] = {
             "version": 2,
             "interrupted": False,
@@ -179,15 +179,15 @@ class Comparison:
         self.progress.run_ended(run)
 
 
-def estimate(variant: Variant, point: Point) -> float:
+def estimate(variant: Variant, point: Point, seed: int = 0) -> float:
     """Seconds that one run will take, from the step-time model alone."""
     requests, load = point.requests, point.load
     if isinstance(load, ClosedLoop):
         return run_seconds(variant.model, variant.executor, requests, load.concurrency)
-    times = load.intended_times(len(requests), 0)
+    times = load.intended_times(len(requests), seed)
     return max(times[-1], run_seconds(variant.model, variant.executor, requests, len(requests)))
 
 
 def estimate_seconds(plan: ComparePlan) -> float:
     """Seconds that all measured runs will take."""
-    return sum(estimate(planned.variant, planned.point) for planned in plan.runs())
+    return sum(estimate(planned.variant, planned.point, plan.seed) for planned in plan.runs())

@@ -46,7 +46,8 @@ def _margin(
     assert reference.output_ids is not None
     if at >= min(len(record.output_ids), len(reference.output_ids)):
         return None  # one ended before the other
-    sampling = {**request.sampling(), "max_tokens": at + 1, "stop_length": 0, "logprobs": _LIKELIEST}
+    sampling = {key: value for key, value in request.sampling().items() if key != "stop_length"}
+    sampling |= {"max_tokens": at + 1, "logprobs": _LIKELIEST}
     try:
         answer = client.generate(request.text, **sampling)
     except RequestFailed:
