@@ -7,11 +7,9 @@ import fcntl
 import json
 import math
 import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +22,7 @@ from slipstream_client.comparison.estimate import readable
 from slipstream_client.comparison.progress import CompareProgress
 from slipstream_client.comparison.server_facts import read_contracts
 from slipstream_client.errors import SlipstreamError
+from slipstream_client.interruption import ended_as_by_ctrl_c
 from slipstream_client.load.workload import make_workload
 from slipstream_client.report.batching import batching_doubt
 from slipstream_client.report.compare_table import compare_tables
@@ -83,7 +82,7 @@ def compare(
     notes = Console(stderr=True)
     with (
         _folder_of_our_own(folder),
-        _ended_as_by_ctrl_c(),
+        ended_as_by_ctrl_c(),
         CompareProgress(notes, len(names) * len(points)) as progress,
     ):
         _announce(plan, progress, starts_server=url is None)
@@ -180,22 +179,6 @@ def _folder_of_our_own(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _ended_as_by_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a comparison in order, with the server that it has started."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _measure(comparison: Comparison) -> tuple[Path | None, OSError | None]:
