@@ -193,7 +193,9 @@ def conclude(results: dict[str, Any], requests: list[dict[str, Any]]) -> None:
     ]
     results["knees"] = {}
     for workload, variant in dict.fromkeys((run["workload"], run["variant"]) for run in results["runs"]):
-        here = [runs for (w, _, v), runs in groups.items() if (w, v) == (workload, variant) and runs[0]["point"][0] == "c"]
+        here = [
+            runs for (w, _, v), runs in groups.items() if (w, v) == (workload, variant) and runs[0]["point"][0] == "c"
+        ]
         results["knees"][f"{variant}/{workload}"] = _knees(here)
     compared = max(len(results["runs"]) - 1, 0) * (results["runs"][0]["requests"] if results["runs"] else 0)
     results["quality"] = {"equal": True if compared else None, "compared": compared, "different": []}
@@ -363,7 +365,12 @@ def _described(workload: str, points: Sequence[str], count: int, seed: int) -> d
         "seed": seed,
         "sha256": "9f2c" * 16,
         "requests": len(sizes),
-        "input_tokens": {"mean": statistics.fmean(inputs), "min": min(inputs), "max": max(inputs), "total": sum(inputs)},
+        "input_tokens": {
+            "mean": statistics.fmean(inputs),
+            "min": min(inputs),
+            "max": max(inputs),
+            "total": sum(inputs),
+        },
         "output_tokens": {
             "mean": statistics.fmean(outputs),
             "min": min(outputs),
@@ -390,4 +397,15 @@ def _tuning() -> dict[str, Any]:
     return {"variant": "dynamic", "workload": "mixed", "point": "c16", "grid": grid, "chosen": grid[3]}
 
 
-__all__ = ["BATCHERS", "MODEL_NOTE", "SLO", "arrivals", "comparison", "conclude", "fail", "figure", "runs_of", "simulate"]
+__all__ = [
+    "BATCHERS",
+    "MODEL_NOTE",
+    "SLO",
+    "arrivals",
+    "comparison",
+    "conclude",
+    "fail",
+    "figure",
+    "runs_of",
+    "simulate",
+]

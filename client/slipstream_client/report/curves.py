@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from slipstream_client.report.formats import duration, listed, percent, short, times
 from slipstream_client.report.plot import Line, Mark, Panel, Rule
-from slipstream_client.report.recommendations import HELD, attainment, slo_words
+from slipstream_client.report.recommendations import attainment, slo_words
 from slipstream_client.report.series import styles_of
 from slipstream_client.report.study import P99_NEEDS, SWEEP_PREFIX, Cell, Family, Load, Run, Study
 from slipstream_client.report.verdicts import difference
@@ -185,7 +185,15 @@ def _against_latency(study: Study, family: Family) -> Panel:
             marks.append(Mark(x, y, tip, low, high, x_low, x_high, cell.problem is not None, f"{load.at:g}"))
         lines.append(_line(study, variant, marks))
     subtitle = f"mean end-to-end latency, s; to the right and down is better; numbers: {family.axis}"
-    return Panel("Latency against throughput", subtitle, lines, "useful tokens/s", log_y=True, key="tradeoff", note=_hollow(lines))
+    return Panel(
+        "Latency against throughput",
+        subtitle,
+        lines,
+        "useful tokens/s",
+        log_y=True,
+        key="tradeoff",
+        note=_hollow(lines),
+    )
 
 
 def _tail_panel(study: Study, family: Family, metric: str, title: str, limit: str) -> Panel:
@@ -229,7 +237,9 @@ def _cumulative(cell: Cell, values: Sequence[float]) -> list[Mark]:
     marks = []
     for index in sorted({*indexes, *shown}):
         share = shown.get(index)
-        tip = f"{cell.variant}: {share:.0%} of {count} requests within {duration(values[index] * 1000)}" if share else ""
+        tip = (
+            f"{cell.variant}: {share:.0%} of {count} requests within {duration(values[index] * 1000)}" if share else ""
+        )
         marks.append(Mark(values[index], 100 * (index + 1) / count, tip))
     return marks
 
@@ -241,12 +251,12 @@ def knee_rows(study: Study) -> list[tuple[str, str, list[str]]]:
         for variant in study.variants:
             found = (study.results.get("knees") or {}).get(f"{variant}/{workload}")
             if found:
-                axis = next(f.axis for f in study.families if (f.workload, f.kind) == (workload, study_kind(study, workload)))
+                axis = next(
+                    f.axis for f in study.families if (f.workload, f.kind) == (workload, study_kind(study, workload))
+                )
                 words = [
                     f"{short(knee['at'])} {axis}: {knee['confidence']}" if (knee := found.get(kind)) else "no knee"
                     for kind in _KNEES
                 ]
                 rows.append((variant, workload, words))
     return rows
-
-

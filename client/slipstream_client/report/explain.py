@@ -31,23 +31,33 @@ DARK = "#16181b"
 
 SLOTS = (
     Part("useful_decode", "answer", "useful: tokens of answers (decode)", "tokens of answers", BLUE, useful=True),
-    Part("useful_prefill", "prompt", "useful: tokens of prompts (prefill)", "tokens of prompts", SKY, DARK, useful=True),
-    Part("prompt_padding", "padding", "prompts filled up to the longest of their batch", "prompt padding", ORANGE, DARK),
-    Part("finished_rows", "finished", "finished answers that the batch went on computing", "rows already finished", RED),
+    Part(
+        "useful_prefill", "prompt", "useful: tokens of prompts (prefill)", "tokens of prompts", SKY, DARK, useful=True
+    ),
+    Part(
+        "prompt_padding", "padding", "prompts filled up to the longest of their batch", "prompt padding", ORANGE, DARK
+    ),
+    Part(
+        "finished_rows", "finished", "finished answers that the batch went on computing", "rows already finished", RED
+    ),
     Part("recomputed", "again", "computed again after preemption", "recomputing after preemption", PINK, DARK),
     Part("unexplained", "?", "unexplained", "rows not explained", GREY),
 )
 REQUEST_TIME = (
     Part("client", "client", "at the client, before it was sent", "at the client", PALE, DARK),
     Part("triton_queue", "Triton's queue", "in Triton's own queue", "in Triton's queue", ORANGE, DARK),
-    Part("wait_batch", "batch", "waiting for the running batch to end", "waiting for the batch before it", YELLOW, DARK),
+    Part(
+        "wait_batch", "batch", "waiting for the running batch to end", "waiting for the batch before it", YELLOW, DARK
+    ),
     Part("wait_seats", "seat", "waiting for a free seat", "waiting for a seat", LILAC, DARK),
     Part("wait_blocks", "memory", "waiting for KV cache memory", "waiting for KV memory", PINK, DARK),
     Part("wait_budget", "budget", "waiting for room in a step (token budget)", "waiting for the token budget", PURPLE),
     Part("wait_priority", "priority", "waiting behind higher priority", "waiting behind higher priority", "#8A3A6B"),
     Part("prefill", "prompt", "reading the prompt (prefill)", "reading the prompt", SKY, DARK, useful=True),
     Part("decode", "answer", "writing the answer (decode)", "writing the answer", BLUE, useful=True),
-    Part("held", "held", "finished, but held for the batch's longest answer", "held for the batch's longest answer", RED),
+    Part(
+        "held", "held", "finished, but held for the batch's longest answer", "held for the batch's longest answer", RED
+    ),
     Part("delivery", "delivery", "delivery to the client", "in delivery", GREEN),
     Part("unexplained", "?", "unexplained", "not explained", GREY),
 )
@@ -160,7 +170,9 @@ def unexplained(cells: Sequence[Cell]) -> list[str]:
             parts = cell.parts(key)
             if parts and parts["total"] and abs(parts["unexplained"]) > UNEXPLAINED_LIMIT * parts["total"]:
                 share = percent(parts["unexplained"] / parts["total"])
-                found.append(f"{share} of {words} of {cell.variant} at {cell.load.words} ({cell.workload}) is unexplained")
+                found.append(
+                    f"{share} of {words} of {cell.variant} at {cell.load.words} ({cell.workload}) is unexplained"
+                )
     return found
 
 
@@ -169,7 +181,9 @@ def slots_reason(cell: Cell, other: Cell) -> str | None:
     mine, theirs = cell.parts("slots"), other.parts("slots")
     if not mine or not theirs or not mine["total"] or not theirs["total"]:
         return None
-    shares = {part: theirs[part.key] / theirs["total"] - mine[part.key] / mine["total"] for part in SLOTS if not part.useful}
+    shares = {
+        part: theirs[part.key] / theirs["total"] - mine[part.key] / mine["total"] for part in SLOTS if not part.useful
+    }
     found = [part for part, more in sorted(shares.items(), key=lambda item: -item[1]) if more >= MENTIONED / 2][:2]
     if not found:
         return None

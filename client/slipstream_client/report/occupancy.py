@@ -103,7 +103,13 @@ def _slices(steps: Sequence[Step], span: float) -> list[Slice]:
     width = span / SLICES
     for step in steps:
         start, end = max(step["start_s"], 0.0), min(_end(step), span)
-        values = (_working(step), step["finished_rows"], step["waiting"], step["kv_blocks_used"], step["kv_tokens_held"])
+        values = (
+            _working(step),
+            step["finished_rows"],
+            step["waiting"],
+            step["kv_blocks_used"],
+            step["kv_tokens_held"],
+        )
         for at in range(int(start / width), min(int(end / width) + 1, SLICES)):
             share = (min(end, (at + 1) * width) - max(start, at * width)) / width
             if share > 0:
@@ -129,7 +135,9 @@ def _tips(slices: Sequence[Slice], span: float, block_size: int | None) -> list[
     each, found = SLICES // TIPS, []
     for index in range(TIPS):
         here = slices[index * each : (index + 1) * each]
-        means = [sum(getattr(s, name) for s in here) / each for name in ("working", "finished", "waiting", "blocks", "held")]
+        means = [
+            sum(getattr(s, name) for s in here) / each for name in ("working", "finished", "waiting", "blocks", "held")
+        ]
         start, end = span * index / TIPS, span * (index + 1) / TIPS
         said = f"{start:.3g}–{end:.3g} s: {means[0]:.1f} rows working"
         said += f", {means[1]:.1f} finished and still computed" if means[1] >= 0.05 else ""

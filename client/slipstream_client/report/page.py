@@ -62,7 +62,9 @@ class Row:
 
     def figure(self, metric: str, statistic: str | None = None) -> float | None:
         """The mean over the repeats."""
-        return self.cell.mean(lambda run: run.get(metric) if statistic is None else (run.get(metric) or {}).get(statistic))
+        return self.cell.mean(
+            lambda run: run.get(metric) if statistic is None else (run.get(metric) or {}).get(statistic)
+        )
 
     def span(self, metric: str) -> tuple[float, float] | None:
         """From the lowest to the highest repeat, where there are several."""
@@ -142,7 +144,9 @@ def _context(study: Study, changes: Sequence[Change] | None) -> dict[str, Any]:
             "request_time_ms": [(cell, parts) for cell in cells if (parts := cell.parts("request_time_ms"))],
         },
         "unexplained": unexplained(cells),
-        "charts": [(family, curves.load_panels(study, family)) for family in study.families if not _swept(family.workload)],
+        "charts": [
+            (family, curves.load_panels(study, family)) for family in study.families if not _swept(family.workload)
+        ],
         "distributions": curves.distribution_panels(study, main, main.loads[-1]) if main else [],
         "sweep": curves.sweep_panel(study),
         "sweep_rows": _sweep_rows(study),

@@ -178,7 +178,7 @@ class _Drawing:
         self._end_labels()
         label = escape(f"{self.panel.title}. {self.panel.subtitle}")
         head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
-        return Markup(head + "".join(self.parts) + "</svg>"), self.hovers  # noqa: S704 - every name in it is escaped
+        return Markup(head + "".join(self.parts) + "</svg>"), self.hovers
 
     def _text(self, x: float, y: float, text: str, kind: str, anchor: str = "middle") -> None:
         self.parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
@@ -190,7 +190,9 @@ class _Drawing:
         panel, right, bottom = self.panel, WIDTH - RIGHT, HEIGHT - BOTTOM
         if panel.band:
             high, low = self.y.place(panel.band[1]), self.y.place(panel.band[0])
-            self.parts.append(f'<rect class="band" x="{LEFT}" y="{high:.1f}" width="{right - LEFT}" height="{low - high:.1f}"/>')
+            self.parts.append(
+                f'<rect class="band" x="{LEFT}" y="{high:.1f}" width="{right - LEFT}" height="{low - high:.1f}"/>'
+            )
         for tick in _log_ticks(self.y) if self.y.log else round_ticks(self.y.high, 4):
             y = self.y.place(tick)
             self.parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -234,7 +236,9 @@ class _Drawing:
             if not line.bare:
                 hollow = " hollow" if mark.hollow else ""
                 self.parts.append(f'<path class="marker s{line.style}{hollow}" d="{_marker(line.marker, x, y)}"/>')
-            if mark.label and not any(abs(x - ox) < 8 + 6 * len(mark.label) and abs(y - oy) < 13 for ox, oy in self.labels):
+            if mark.label and not any(
+                abs(x - ox) < 8 + 6 * len(mark.label) and abs(y - oy) < 13 for ox, oy in self.labels
+            ):
                 self.labels.append((x, y))
                 self._text(x, y - 9, mark.label, "tick")
             if mark.tip:

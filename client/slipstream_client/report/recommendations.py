@@ -124,9 +124,15 @@ def _many_users(study: Study, family: Family) -> Recommendation:
     most = max(load.at for load in reached.values())
     winners = [variant for variant, load in reached.items() if load.at == most]
     held_words = [f"{variant} up to {load.words}" for variant, load in reached.items()]
-    missed = [variant for variant in study.variants if variant not in reached and any(c.variant == variant for c in everything)]
+    missed = [
+        variant
+        for variant in study.variants
+        if variant not in reached and any(c.variant == variant for c in everything)
+    ]
     never = f"; {listed(missed)} at none of the loads tried" if missed else ""
-    found = f"Loads at which {HELD:.0%} of the requests meet {target} on {family.workload}: {listed(held_words)}{never}."
+    found = (
+        f"Loads at which {HELD:.0%} of the requests meet {target} on {family.workload}: {listed(held_words)}{never}."
+    )
     at = reached[winners[0]]
     cells = {cell.variant: cell for cell in study.cells(family.workload, at)}
     losers = [cell for variant, cell in cells.items() if variant not in winners]
@@ -223,7 +229,9 @@ def _pick(first: Cell, tied: Sequence[Cell]) -> str:
 
 
 def _sure(first: Cell, tied: Sequence[Cell], rest: Sequence[Cell], closest: Difference | None) -> str:
-    equal = f"No difference beyond the noise between {listed([first.variant, *(c.variant for c in tied)])}." if tied else ""
+    equal = (
+        f"No difference beyond the noise between {listed([first.variant, *(c.variant for c in tied)])}." if tied else ""
+    )
     if not rest or closest is None:
         return equal
     against = f"{first.variant} against {rest[0].variant}, the next: {times(closest.ratio)} ({closest.sure})."

@@ -208,7 +208,9 @@ class Study:
     @cached_property
     def main(self) -> Family | None:
         """What the summary speaks of: the first workload that is no part of a sweep, at its closed loops if it has any."""
-        return next((f for f in self.families if not f.workload.startswith(SWEEP_PREFIX)), next(iter(self.families), None))
+        return next(
+            (f for f in self.families if not f.workload.startswith(SWEEP_PREFIX)), next(iter(self.families), None)
+        )
 
     @property
     def slo(self) -> dict[str, dict[str, float | None]]:

@@ -106,7 +106,9 @@ def _verdict(study: Study, subject: Cell, base: Cell) -> str:
     at = f"At {subject.load.words} on {subject.workload}"
     if gain is None:
         return f"Cannot say how {subject.variant} compares with {base.variant} at {subject.load.words}: no request was answered."
-    rates = f"{short(subject.metric('output_tokens_per_s') or 0)} against {short(base.metric('output_tokens_per_s') or 0)}"
+    rates = (
+        f"{short(subject.metric('output_tokens_per_s') or 0)} against {short(base.metric('output_tokens_per_s') or 0)}"
+    )
     return f"{at}, {_found(subject, base, gain, rates)}{_latency(study, subject, base)}."
 
 
@@ -164,7 +166,13 @@ def _equal_lengths(study: Study, subject: Cell) -> list[str]:
         pair = _pair(study, workload, subject.variant)
         if pair and (gain := difference(study, *pair, "output_tokens_per_s")):
             words = _short(gain)
-            small = "" if gain.verdict == "same" or abs(gain.ratio - 1) > 0.5 else ", a small gain" if gain.ratio > 1 else ""
+            small = (
+                ""
+                if gain.verdict == "same" or abs(gain.ratio - 1) > 0.5
+                else ", a small gain"
+                if gain.ratio > 1
+                else ""
+            )
             return [f"Where all answers are equally long ({workload}, at {pair[0].load.words}) {words}{small}."]
     return []
 
