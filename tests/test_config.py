@@ -33,6 +33,7 @@ def refusal(**fields: Any) -> str:
         ("policy", "static", "continuous, lockstep, iterative"),
         ("device", "tpu", "auto, cpu, cuda"),
         ("weights", "int4", "auto, fp16, fp32, bf16"),
+        ("executor", "onnx", "native, transformers"),
         ("admission", "greedy", "optimistic, no_evict"),
         ("max_num_seqs", 0, "1 to 4096"),
         ("max_num_seqs", 4097, "1 to 4096"),
@@ -64,6 +65,21 @@ def test_fields_that_depend_on_each_other_are_checked_together() -> None:
     assert EngineConfig(name="e", max_num_batched_tokens=0, max_num_seqs=200).max_num_seqs == 200
 
 
+@pytest.mark.parametrize("policy", ["continuous", "iterative"])
+def test_generate_is_refused_where_no_whole_batches_are_computed(policy: str) -> None:
+    assert refusal(policy=policy, executor="transformers") == (
+        f"executor is 'transformers' and policy is '{policy}'; generate() computes whole batches, so only the policy "
+        "'lockstep' (static and dynamic batching) has it"
+    )
+
+
+def test_generate_is_refused_with_weights_that_only_the_native_executor_has() -> None:
+    assert refusal(policy="lockstep", executor="transformers", weights="fp16").startswith("weights is 'fp16', a packed")
+    for weights in ("auto", "fp32", "bf16"):
+        config = EngineConfig(name="e", policy="lockstep", executor="transformers", weights=weights)
+        assert (config.executor, config.weights) == ("transformers", weights)
+
+
 def test_the_defaults_are_valid_and_frozen() -> None:
     config = EngineConfig(name="e")
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -71,11 +87,11 @@ def test_the_defaults_are_valid_and_frozen() -> None:
 
 
 def test_the_fingerprint_tells_any_two_configurations_apart() -> None:
-    config = EngineConfig(name="e")
+    config = EngineConfig(name="e", policy="lockstep")
     changes: dict[str, Any] = {
-        "name": "f", "policy": "lockstep", "model": "other", "device": "cpu", "weights": "fp32", "max_num_seqs": 3,
-        "max_num_batched_tokens": 99, "max_model_len": 9, "block_size": 8, "kv_cache_bytes": 5,
-        "admission": "no_evict", "chunked_prefill": False, "prefix_cache": False,
+        "name": "f", "policy": "continuous", "model": "other", "device": "cpu", "weights": "fp32",
+        "executor": "transformers", "max_num_seqs": 3, "max_num_batched_tokens": 99, "max_model_len": 9,
+        "block_size": 8, "kv_cache_bytes": 5, "admission": "no_evict", "chunked_prefill": False, "prefix_cache": False,
         "queue_order": "fair", "aging_seconds": 1, "tenant_weights": "a=2", "look_past": 1,
         "long_prefill_token_threshold": 1, "max_queued_requests": 1, "max_queued_tokens": 1, "max_request_seconds": 1,
         "max_response_bytes": 1 << 20, "threads": 1, "grace_seconds": 1,
@@ -83,7 +99,7 @@ def test_the_fingerprint_tells_any_two_configurations_apart() -> None:
     assert set(changes) == {field.name for field in dataclasses.fields(EngineConfig)}
     prints = {dataclasses.replace(config, **{field: value}).fingerprint for field, value in changes.items()}
     assert len(prints | {config.fingerprint}) == len(changes) + 1
-    assert EngineConfig(name="e").fingerprint == config.fingerprint
+    assert EngineConfig(name="e", policy="lockstep").fingerprint == config.fingerprint
 
 
 # --- parameters of config.pbtxt and the environment

@@ -22,6 +22,7 @@ _CHOICES = {
     "policy": ("continuous", "lockstep", "iterative"),
     "device": ("auto", "cpu", "cuda"),
     "weights": ("auto", "fp16", "fp32", "bf16"),
+    "executor": ("native", "transformers"),
     "admission": ("optimistic", "no_evict"),
     "queue_order": ("fcfs", "priority", "fair"),
 }
@@ -55,6 +56,8 @@ class EngineConfig:
         device: `cpu`, `cuda`, or `auto` (cuda where there is one).
         weights: storage of the matmul weights: `fp16` (packed, CPU), `fp32` or `bf16` (CUDA); `auto` is fp16 on a CPU
             and bf16 on CUDA.
+        executor: what computes a step: `native`, this project's own model code, or `transformers`, which is its
+            `model.generate()` (lockstep policy; without fp16 weights, so that `auto` is fp32 on a CPU).
         max_num_seqs: seats, the most sequences computed in one step.
         max_num_batched_tokens: token budget of one step of the continuous policy; 0 is 64 on a CPU, 8192 on
             CUDA, and no less than max_num_seqs.
@@ -85,6 +88,7 @@ class EngineConfig:
     model: str = "smollm2-135m"
     device: str = "auto"
     weights: str = "auto"
+    executor: str = "native"
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
@@ -119,6 +123,17 @@ class EngineConfig:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; every one of the max_num_seqs = "
                 f"{self.max_num_seqs} running sequences needs at least one token a step"
             )
+        if self.executor == "transformers":
+            if self.policy != "lockstep":
+                raise ConfigError(
+                    f"executor is 'transformers' and policy is {self.policy!r}; generate() computes whole batches, so "
+                    "only the policy 'lockstep' (static and dynamic batching) has it"
+                )
+            if self.weights == "fp16":
+                raise ConfigError(
+                    "weights is 'fp16', a packed storage that only the executor 'native' computes with; allowed beside "
+                    "executor 'transformers' are auto, fp32, bf16"
+                )
         _ = self.weight_of_tenant  # is it readable?
         if not self.model:
             raise ConfigError("model is empty; it must be a built-in name, a folder or a hub id")

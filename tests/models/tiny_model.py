@@ -14,7 +14,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Request, SamplingParams
-from slipstream.models.runner import ModelRunner
+from slipstream.models.runner import make_runner
 
 VOCAB_SIZE = 256
 SHAPE: dict[str, Any] = {
@@ -91,10 +91,10 @@ class TinyEngine:
 
     def __init__(self, folder: Path, **fields: Any) -> None:
         self.config = make_config(**fields)
-        self.runner = ModelRunner(self.config, folder)
+        self.runner: Any = make_runner(self.config, folder)
         self.answers: dict[int, Answer] = {}
         self._logits = self.runner.logits
-        self.runner.logits = self._keep_logits  # type: ignore[method-assign]
+        self.runner.logits = self._keep_logits
         self.engine = Engine(self.config, self.runner)
 
     def start(self, number: int, prompt_ids: list[int], **sampling: Any) -> Request:

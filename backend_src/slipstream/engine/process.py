@@ -108,10 +108,10 @@ class EngineProcess:
     def _load(self) -> None:
         try:
             from slipstream.engine.engine import Engine
-            from slipstream.models.runner import ModelRunner
+            from slipstream.models.runner import make_runner
             from slipstream.models.store import resolve
 
-            self._engine = Engine(self._config, ModelRunner(self._config, resolve(self._config.model)))
+            self._engine = Engine(self._config, make_runner(self._config, resolve(self._config.model)))
         except Exception as error:
             log.exception("the engine could not be loaded")
             self._failure = f"{error}" if str(error) else type(error).__name__
@@ -260,6 +260,7 @@ class EngineProcess:
             "engine": self._config.name,
             "state": self._state,
             "model": self._config.model,
+            "executor": self._config.executor,
             "pid": os.getpid(),
             "doors": len(self._doors),
             "reason": self._failure,

@@ -58,25 +58,18 @@ class ModelRunner:
         Raises:
             ConfigError: a configuration that the model or the device cannot serve.
         """
-        self.device_name = _choose_device(config.device)
+        self.device_name = choose_device(config.device)
         device = torch.device(self.device_name)
         storage = DEFAULT_WEIGHTS[self.device_name] if config.weights == "auto" else config.weights
         model_config = ModelConfig.from_folder(folder)
-        if config.max_model_len > model_config.max_model_len:
-            raise ConfigError(
-                f"max_model_len is {config.max_model_len}; the model allows at most {model_config.max_model_len}"
-            )
-        self.max_model_len = config.max_model_len or model_config.max_model_len
+        self.max_model_len = fit_context(config, model_config)
         self.vocab_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
         default_budget = max(_DEFAULT_BUDGET[self.device_name], config.max_num_seqs)  # one for each sequence at least
         self.token_budget = config.max_num_batched_tokens or default_budget
         self._block_size = config.block_size
         kernels = _make_kernels(model_config, config, device, storage)
-        block_bytes = config.block_size * kernels.kv_bytes_per_token() * model_config.num_layers
-        self.num_blocks = config.kv_cache_bytes // block_bytes
-        if self.num_blocks < 1:
-            raise ConfigError(f"kv_cache_bytes is {config.kv_cache_bytes}; one block of this model takes {block_bytes}")
+        self.num_blocks = fit_pool(config, kernels.kv_bytes_per_token() * model_config.num_layers)
         with torch.inference_mode():
             self.model = LlamaModel(model_config, Checkpoint(folder), kernels, storage, self.max_model_len)
             self.model.allocate_cache(self.num_blocks)
@@ -110,7 +103,7 @@ class ModelRunner:
             with torch.inference_mode():
                 return self._run(batch)
         except Exception as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             reason = f"{type(error).__name__}: {error}"
         # Not before the error is gone, which holds what the step had allocated.
@@ -123,12 +116,29 @@ class ModelRunner:
         return self.model.forward(StepInput.from_batch(batch, self._block_size))
 
     def _run(self, batch: Batch) -> StepOutput:
-        logits = self.logits(batch)
-        requests = [chunk.request for chunk in batch.sampled]
-        output = StepOutput(sample_each(logits[: len(requests)], requests))
-        _score_tokens(logits, requests, output)
-        _score_prompts(logits[len(requests) :], batch, output)
-        return output
+        return choose_tokens(self.logits(batch), batch)
+
+
+def make_runner(config: EngineConfig, folder: Path) -> Runner:
+    """The configured executor.
+
+    Raises:
+        ConfigError: a configuration that the model or the device cannot serve.
+    """
+    if config.executor == "transformers":
+        from slipstream.models.generate_runner import GenerateRunner
+
+        return GenerateRunner(config, folder)
+    return ModelRunner(config, folder)
+
+
+def choose_tokens(logits: torch.Tensor, batch: Batch) -> StepOutput:
+    """Sample each sampled chunk from its row of `logits` [num_rows, vocab]; the rows that score prompts come behind."""
+    requests = [chunk.request for chunk in batch.sampled]
+    output = StepOutput(sample_each(logits[: len(requests)], requests))
+    _score_tokens(logits, requests, output)
+    _score_prompts(logits[len(requests) :], batch, output)
+    return output
 
 
 def _score_tokens(logits: torch.Tensor, requests: list[Request], output: StepOutput) -> None:
@@ -157,12 +167,28 @@ def _score_prompts(logits: torch.Tensor, batch: Batch, output: StepOutput) -> No
             start += len(ids)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def fit_context(config: EngineConfig, model: ModelConfig) -> int:
+    """The longest prompt plus answer in tokens."""
+    if config.max_model_len > model.max_model_len:
+        raise ConfigError(f"max_model_len is {config.max_model_len}; the model allows at most {model.max_model_len}")
+    return config.max_model_len or model.max_model_len
+
+
+def fit_pool(config: EngineConfig, token_bytes: int) -> int:
+    """The number of KV blocks, where the keys and values of a token take `token_bytes` in all layers."""
+    block_bytes = config.block_size * token_bytes
+    if config.kv_cache_bytes < block_bytes:
+        raise ConfigError(f"kv_cache_bytes is {config.kv_cache_bytes}; one block of this model takes {block_bytes}")
+    return config.kv_cache_bytes // block_bytes
+
+
+def is_out_of_memory(error: Exception) -> bool:
     """torch has a class of its own for CUDA; its CPU allocator raises a RuntimeError that says so."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _choose_device(device: str) -> str:
+def choose_device(device: str) -> str:
+    """`cpu` or `cuda`."""
     available = torch.cuda.is_available()
     if device == "cuda" and not available:
         raise ConfigError("device is 'cuda'; torch sees no CUDA device here (use 'cpu' or 'auto')")
