@@ -217,7 +217,7 @@ def test_a_step_is_one_forward_pass_and_is_recorded_like_a_native_one(tiny_llama
             either.start(number, prompt, **RAGGED[number])
         either.run()
     records = engine.engine.records.last(100)
-    counted = ("prefill_rows", "decode_rows", "padding_rows", "sampled_rows", "running", "waiting", "kv_blocks_used")
+    counted = ("prefill_rows", "decode_rows", "prompt_padding_rows", "finished_rows", "sampled_rows", "running", "waiting", "kv_blocks_used")
     assert [[record[name] for name in counted] for record in records] == [
         [record[name] for name in counted] for record in native.engine.records.last(100)
     ]
