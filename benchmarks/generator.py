@@ -23,7 +23,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from slipstream_client.comparison.run_figures import ttft_ms
+from slipstream_client.comparison.request_figures import ttft_ms
 from slipstream_client.load.arrivals import ClosedLoop
 from slipstream_client.load.generator import LoadOptions, LoadReport, run_load
 from slipstream_client.load.lag import too_late

@@ -10,7 +10,8 @@ import pytest
 
 from fake_triton import Fail, FakeTriton, Received, Say, Wait, answer, ids_of_request
 from loading import load
-from slipstream_client.comparison.run_figures import inter_chunk_ms, inter_token_ms, summarise, tpot_ms, ttft_ms
+from slipstream_client.comparison.request_figures import inter_chunk_ms, inter_token_ms, tpot_ms, ttft_ms
+from slipstream_client.comparison.run_figures import run_figures
 from slipstream_client.errors import SlipstreamError
 from slipstream_client.load.arrivals import ClosedLoop
 from slipstream_client.load.generator import LoadOptions, run_load
@@ -179,9 +180,40 @@ def test_an_answer_without_a_token_is_a_failure_and_has_no_first_token(triton: F
     loaded = load(triton, make_workload("fixed:2,2", 4), ClosedLoop(4))
     assert [record.error_code for record in loaded.records] == [None, "EMPTY", None, "EMPTY"]
     assert [ttft_ms(record) is None for record in loaded.records] == [False, True, False, True]
-    good = summarise(value for record in loaded.records if (value := ttft_ms(record)) is not None)
-    assert good is not None
-    assert good["p50"] == pytest.approx(300, abs=loaded.tolerance_ms)
+    assert run_figures(loaded.records)["ttft_ms"]["p50"] == pytest.approx(300, abs=loaded.tolerance_ms)
+
+
+def test_a_run_counts_every_kind_of_ending_and_only_good_answers_in_its_figures(triton: FakeTriton) -> None:
+    """Nine at once, the first of which warms up; five tokens each, at 200 ms, and the last answer ends at 1 s."""
+
+    def script(received: Received) -> list[Say | Fail | Wait]:
+        ids = ids_of_request(received)
+        return {
+            "0": [Wait(0.1), *answer(ids)],
+            "1": [Wait(0.2), *answer(ids, per_chunk=5)],
+            "2": [Fail("queue is full", grpc.StatusCode.UNAVAILABLE)],
+            "3": [Say(ids[:2]), Fail("stopped", grpc.StatusCode.CANCELLED)],
+            "4": [Say([], final=True)],
+            "5": answer(ids[:4]),
+            "6": [Say(ids[:1]), Fail("engine died")],
+            "7": [Fail("busy", grpc.StatusCode.UNAVAILABLE)] if not received.attempt else [Wait(0.2), *answer(ids)],
+            "8": [Wait(0.2), Say(ids[:1]), Wait(0.8), *answer(ids[1:], per_chunk=4)],
+        }[received.id[-1]]
+
+    triton.script = script
+    workload = make_workload("fixed:2,5", 9)
+    loaded = load(triton, workload, ClosedLoop(9), warm_up=1, retries=1, first_pause_s=0.2)
+    codes = [None, None, "UNAVAILABLE", "CANCELLED", "EMPTY", "WRONG_LENGTH", "INTERNAL", None, None]
+    assert [record.error_code for record in loaded.records] == codes
+    figures = run_figures(loaded.records)
+    counts = {"requests": 8, "failures": 5, "refusals": 1, "cancelled": 1, "empty": 1, "retries": 2}
+    assert {name: figures[name] for name in counts} == counts
+    tolerance_ms = loaded.tolerance_ms
+    assert figures["duration_s"] == pytest.approx(1.0, abs=tolerance_ms / 1000)
+    assert figures["output_tokens_per_s"] * figures["duration_s"] == pytest.approx(15)
+    assert figures["ttft_ms"]["mean"] == pytest.approx((200 + 400 + 200) / 3, abs=tolerance_ms)
+    assert figures["e2e_ms"]["mean"] == pytest.approx((200 + 400 + 1000) / 3, abs=tolerance_ms)
+    assert figures["tpot_ms"]["mean"] == pytest.approx((0 + 0 + 800 / 4) / 3, abs=tolerance_ms / 3)
 
 
 def test_in_a_closed_loop_a_turn_comes_when_the_request_before_has_ended(triton: FakeTriton) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from fake_triton import Fail, FakeTriton, Received, Say, Wait, answer, ids_of_request
 from loading import Loaded, load
+from slipstream_client.comparison.request_figures import e2e_intended_ms
 from slipstream_client.load.arrivals import OpenLoop, Replay
 from slipstream_client.load.records import RequestRecord
 from slipstream_client.load.workload import make_workload
@@ -21,15 +22,15 @@ def from_sent_ms(loaded: Loaded) -> list[float]:
 
 
 def from_intended_ms(loaded: Loaded) -> list[float]:
-    return [(record.last - record.intended) * 1000 for record in loaded.records]
+    return [e2e_intended_ms(record) for record in loaded.records]
 
 
 def test_a_request_is_sent_at_its_time_though_those_before_it_are_not_answered(triton: FakeTriton) -> None:
     triton.script = lambda received: [Wait(0.6), *answer(ids_of_request(received))]
     loaded = load(triton, make_workload("fixed:2,2", 5), OpenLoop(10, burstiness=math.inf))
-    assert [record.intended for record in loaded.records] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    assert [record.intended for record in loaded.records] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
     sent_ms = [record.sent * 1000 for record in loaded.records]
-    assert sent_ms == pytest.approx([0, 100, 200, 300, 400], abs=loaded.tolerance_ms)
+    assert sent_ms == pytest.approx([100, 200, 300, 400, 500], abs=loaded.tolerance_ms)
     assert triton.most_in_flight == 5
     assert from_sent_ms(loaded) == pytest.approx([600] * 5, abs=loaded.tolerance_ms)
 
@@ -79,8 +80,8 @@ def test_a_server_that_stands_still_shows_in_latencies_from_the_intended_time(tr
     assert late == pytest.approx([1000], abs=25 + loaded.tolerance_ms)
     assert np.percentile(from_sent_ms(loaded), 98) < 500
     assert np.percentile(from_intended_ms(loaded), 99) == pytest.approx(970, abs=50 + loaded.tolerance_ms)
-    # Due at 1.5 s and sent at 2 s, after the twenty before it.
-    assert (loaded.records[60].last - 1.5) * 1000 >= 500
+    # Due in the middle of it.
+    assert from_intended_ms(loaded)[60] >= 500
 
 
 def test_a_client_that_batches_takes_what_has_arrived_when_its_last_batch_is_done(triton: FakeTriton) -> None:
