@@ -49,7 +49,7 @@ class ScriptedMetrics:
                 self._name = name
 
             def Metric(self, labels: dict[str, str]) -> Metric:
-                return Metric(self._name + labels.get("reason", ""))
+                return Metric(self._name + "".join(labels.get(name, "") for name in ("reason", "le")))
 
         return MetricFamily
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from itertools import accumulate
 from typing import Literal
 
 import triton_python_backend_utils as pb_utils
 
+from slipstream.engine.latencies import END_TO_END_EDGES, FIRST_TOKEN_EDGES, INTER_TOKEN_EDGES, LatencyCounts
 from slipstream.engine.messages import EngineStats
 
 _GAUGES = {
@@ -48,7 +51,36 @@ _COUNTERS = {
         "Sum over steps of 1 - tokens held / (KV blocks held x block size)",
     ),
 }
-_FINISHED = "slipstream_requests_finished_total"
+# metric -> field of EngineStats with a count for each reason
+_COUNTERS_BY_REASON = {
+    "slipstream_requests_finished_total": (
+        "finished",
+        "Sequences ended (one for each choice of a request), by reason",
+    ),
+    "slipstream_requests_refused_total": (
+        "refused",
+        "Requests that the engine did not take in, by reason: unavailable (its queue is full, it ends) or invalid",
+    ),
+}
+# Each is published as the counters that a histogram of Prometheus consists of: an observation of Triton's own is a round
+# trip for each token. metric -> field of EngineStats, edges of the buckets in seconds
+_HISTOGRAMS = {
+    "slipstream_time_to_first_token_seconds": (
+        "first_token",
+        FIRST_TOKEN_EDGES,
+        "From a sequence's arrival at the door to its first token, also where nothing is streamed",
+    ),
+    "slipstream_inter_token_latency_seconds": (
+        "inter_token",
+        INTER_TOKEN_EDGES,
+        "Between two tokens of a sequence",
+    ),
+    "slipstream_e2e_request_latency_seconds": (
+        "end_to_end",
+        END_TO_END_EDGES,
+        "From a sequence's arrival at the door to its end, of those not cancelled or failed",
+    ),
+}
 
 
 class MetricsPublisher:
@@ -65,12 +97,16 @@ class MetricsPublisher:
         self._families |= {
             name: kind(name=name, description=text, kind=kind.COUNTER) for name, (_, text) in _COUNTERS.items()
         }
-        self._families[_FINISHED] = kind(
-            name=_FINISHED,
-            description="Sequences ended (one for each choice of a request), by reason",
-            kind=kind.COUNTER,
-        )
-        self._metrics: dict[tuple[str, str], pb_utils.Metric] = {}
+        self._families |= {
+            name: kind(name=name, description=text, kind=kind.COUNTER)
+            for name, (_, text) in _COUNTERS_BY_REASON.items()
+        }
+        self._families |= {
+            f"{name}_{part}": kind(name=f"{name}_{part}", description=text, kind=kind.COUNTER)
+            for name, (_, _, text) in _HISTOGRAMS.items()
+            for part in ("bucket", "sum", "count")
+        }
+        self._metrics: dict[tuple[str, ...], pb_utils.Metric] = {}
         self._gauges: dict[str, float] = {}  # as they were set last
         self._published = EngineStats()
         self._pending: EngineStats | None = None
@@ -154,24 +190,37 @@ class MetricsPublisher:
     def _add_counters(self, stats: EngineStats) -> None:
         for name, (field, _) in _COUNTERS.items():
             self._count(name, getattr(stats, field) - getattr(self._published, field))
-        for reason, count in stats.finished.items():
-            self._count(_FINISHED, count - self._published.finished.get(reason, 0), reason)
+        for name, (field, _) in _COUNTERS_BY_REASON.items():
+            before: Mapping[str, int] = getattr(self._published, field)
+            for reason, count in getattr(stats, field).items():
+                self._count(name, count - before.get(reason, 0), reason=reason)
+        for name, (field, edges, _) in _HISTOGRAMS.items():
+            self._add_histogram(name, edges, getattr(stats, field), getattr(self._published, field))
         self._published = stats
 
-    def _count(self, name: str, added: float, reason: str = "") -> None:
-        if added or (name, reason) not in self._metrics:
-            self._change("increment", added, name, reason)
+    def _add_histogram(
+        self, name: str, edges: tuple[float, ...], counts: LatencyCounts, published: LatencyCounts
+    ) -> None:
+        """Every bucket holds all that is no longer than its edge, which is its label."""
+        added = list(accumulate(now - before for now, before in zip(counts.counts, published.counts, strict=True)))
+        for edge, count in zip((*map(str, edges), "+Inf"), added, strict=True):
+            self._count(f"{name}_bucket", count, le=edge)
+        self._count(f"{name}_count", added[-1])
+        self._count(f"{name}_sum", counts.sum_s - published.sum_s)
 
-    def _change(self, how: Literal["set", "increment"], value: float, name: str, reason: str = "") -> None:
+    def _count(self, name: str, added: float, **label: str) -> None:
+        if added or (name, *label.values()) not in self._metrics:
+            self._change("increment", added, name, **label)
+
+    def _change(self, how: Literal["set", "increment"], value: float, name: str, **label: str) -> None:
         """Change one metric. What Triton refuses, as a counter that would fall, costs that change and nothing else."""
         try:
-            getattr(self._metric(name, reason), how)(value)
+            getattr(self._metric(name, **label), how)(value)
         except Exception as error:
             pb_utils.Logger.log_error(f"metric {name} was not changed: {error}")
 
-    def _metric(self, name: str, reason: str = "") -> pb_utils.Metric:
-        key = (name, reason)
+    def _metric(self, name: str, **label: str) -> pb_utils.Metric:
+        key = (name, *label.values())
         if key not in self._metrics:
-            labels = {**self._labels, "reason": reason} if reason else self._labels
-            self._metrics[key] = self._families[name].Metric(labels=labels)
+            self._metrics[key] = self._families[name].Metric(labels=self._labels | label)
         return self._metrics[key]

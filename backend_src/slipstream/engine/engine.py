@@ -14,6 +14,7 @@ from slipstream.batchers.lockstep import LockstepScheduler
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch, StepOutput
 from slipstream.engine.block_pool import BlockPool
+from slipstream.engine.latencies import END_TO_END_EDGES, FIRST_TOKEN_EDGES, INTER_TOKEN_EDGES
 from slipstream.engine.messages import EngineStats
 from slipstream.engine.policy import BatchingPolicy
 from slipstream.engine.records import StepRecord, StepRecords
@@ -39,6 +40,7 @@ class Engine:
         self._clock = clock
         self._stats = EngineStats(kv_blocks_total=runner.num_blocks)
         self.num_finished: Counter[str] = Counter()
+        self.num_refused: Counter[str] = Counter()  # counted by who answers them
         self._blocks_peak = 0
         self._steps_without_progress = 0
         self._least_without_memory = math.inf
@@ -106,10 +108,13 @@ class Engine:
             self._check_when_idle()
             return ended
         computed = self._clock()
-        record.sampled_rows = sum(
-            token_id >= 0 and not chunk.request.finished
+        sampled = [
+            chunk.request
             for chunk, token_id in zip(batch.sampled, output.token_ids, strict=True)
-        )
+            if token_id >= 0 and not chunk.request.finished
+        ]
+        record.sampled_rows = len(sampled)
+        self._note_waits(sampled, computed)
         _keep_logprobs(output)
         changed = self._update(batch, output.token_ids, computed)
         changed += self._end_what_is_stuck(progress=bool(batch.chunks or changed))
@@ -134,6 +139,7 @@ class Engine:
             stats.readmission_queried_tokens = scheduler.cache.readmission_queried_tokens
             stats.readmission_hit_tokens = scheduler.cache.readmission_hit_tokens
         stats.finished = dict(self.num_finished)
+        stats.refused = dict(self.num_refused)
         self._blocks_peak = 0
         return stats
 
@@ -213,10 +219,22 @@ class Engine:
         if not self.requests:
             self.scheduler.check()
 
+    def _note_waits(self, sampled: list[Request], now: float) -> None:
+        """Count how long these waited for the token that they get now."""
+        stats = self._stats
+        for request in sampled:
+            if request.last_token_time is None:
+                stats.first_token.observe(now - request.arrival_time, FIRST_TOKEN_EDGES)
+            else:
+                stats.inter_token.observe(now - request.last_token_time, INTER_TOKEN_EDGES)
+
     def _forget(self, request: Request) -> None:
         del self.requests[request.key]
         assert request.finish_reason is not None
+        assert request.finish_time is not None
         self.num_finished[request.finish_reason] += 1
+        if request.finish_reason not in (FINISH_CANCELLED, FINISH_ERROR):
+            self._stats.end_to_end.observe(request.finish_time - request.arrival_time, END_TO_END_EDGES)
 
     def _open_record(self, batch: Batch, start: float) -> StepRecord:
         scheduler = self.scheduler

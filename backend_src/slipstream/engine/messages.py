@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from slipstream.engine.latencies import (
+    END_TO_END_EDGES,
+    FIRST_TOKEN_EDGES,
+    INTER_TOKEN_EDGES,
+    LatencyCounts,
+)
 from slipstream.engine.request import FINISH_CANCELLED, Request, SamplingParams, TokenLogprobs, Waited
 
 
@@ -130,6 +136,10 @@ class EngineStats(msgspec.Struct):
     computed_tokens: int = 0
     kv_waste_steps: float = 0.0  # sum over steps of the share of the held KV space that has no token
     finished: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    first_token: LatencyCounts = msgspec.field(default_factory=lambda: LatencyCounts.empty(FIRST_TOKEN_EDGES))
+    inter_token: LatencyCounts = msgspec.field(default_factory=lambda: LatencyCounts.empty(INTER_TOKEN_EDGES))
+    end_to_end: LatencyCounts = msgspec.field(default_factory=lambda: LatencyCounts.empty(END_TO_END_EDGES))
 
 
 class Update(msgspec.Struct):

@@ -336,10 +336,10 @@ class EngineProcess:
             if identity not in self._doors:
                 raise Unavailable("the door has left")
             self._engine.add(request)
-        except InvalidRequest as error:
-            return Output(new.id, finish_reason=FINISH_ERROR, error=str(error), error_kind=INVALID)
-        except Unavailable as error:
-            return Output(new.id, finish_reason=FINISH_ERROR, error=str(error), error_kind=UNAVAILABLE)
+        except (InvalidRequest, Unavailable) as error:
+            kind = INVALID if isinstance(error, InvalidRequest) else UNAVAILABLE
+            self._engine.num_refused[kind] += 1
+            return Output(new.id, finish_reason=FINISH_ERROR, error=str(error), error_kind=kind)
         return None
 
     def _advance(self, identity: bytes, id_: int) -> Output | None:

@@ -150,6 +150,7 @@ class Request:
         "first_scheduled_time",
         "first_token_time",
         "key",
+        "last_token_time",
         "logprobs",
         "num_cached",
         "num_computed",
@@ -202,6 +203,7 @@ class Request:
         self.num_passed = 0
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
+        self.last_token_time: float | None = None
         self.finish_time: float | None = None
         self.num_computed = 0
         self.num_lost = 0
@@ -277,6 +279,7 @@ class Request:
             return
         if self.first_token_time is None:
             self.first_token_time = now
+        self.last_token_time = now
         self.token_ids.append(token_id)
         length, sampling = self.num_output_tokens, self.sampling
         if token_id in self.end_token_ids or length == sampling.stop_length:
