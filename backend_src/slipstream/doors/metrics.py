@@ -62,8 +62,8 @@ _COUNTERS_BY_REASON = {
         "Requests that the engine did not take in, by reason: unavailable (its queue is full, it ends) or invalid",
     ),
 }
-# Each is published as the counters that a histogram of Prometheus consists of: an observation of Triton's own is a round
-# trip for each token. metric -> field of EngineStats, edges of the buckets in seconds
+# Each is published as the counters that a histogram of Prometheus consists of: with a histogram of Triton's own every
+# token would be a round trip. metric -> field of EngineStats, edges of the buckets in seconds
 _HISTOGRAMS = {
     "slipstream_time_to_first_token_seconds": (
         "first_token",

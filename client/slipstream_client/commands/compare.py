@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -30,6 +28,7 @@ from slipstream_client.comparison.server_facts import read_contracts
 from slipstream_client.comparison.slo import PRESETS, parse_slo
 from slipstream_client.comparison.variants import Variant, derive_repository, parse_variant
 from slipstream_client.errors import SlipstreamError
+from slipstream_client.interruption import ended_as_by_ctrl_c
 from slipstream_client.report.files import read_results
 
 _SERVER_START_S = 20
@@ -146,7 +145,7 @@ def compare(
     notes = Console(stderr=True)
     with (
         _folder_of_our_own(folder),
-        _ended_as_by_ctrl_c(),
+        ended_as_by_ctrl_c(),
         CompareProgress(notes, sum(1 for _ in plan.runs())) as progress,
     ):
         _announce(plan, progress, starts_server=url is None)
@@ -261,23 +260,6 @@ def _folder_of_our_own(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _ended_as_by_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a comparison in order, with the server that it has started."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        # By way of whoever handles Ctrl-C now: an exception raised here could be lost in a callback of gRPC's.
-        signal.raise_signal(signal.SIGINT)
-
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _run(comparison: Comparison, tuned: bool) -> OSError | None:

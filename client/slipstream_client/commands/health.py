@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,10 +11,8 @@ from typing import Annotated
 import typer
 
 from slipstream_client import control
+from slipstream_client.metrics_text import parse_samples
 from slipstream_client.server.triton_http import TritonHttp, TritonRefused, TritonUnreachable
-
-_ENGINE_UP = re.compile(r"^slipstream_engine_up\{(?P<labels>[^}]*)\} (?P<value>\S+)", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 @dataclass(frozen=True)
@@ -86,11 +83,12 @@ def _engine_checks(metrics: TritonHttp) -> Iterator[Check]:
     except (TritonUnreachable, TritonRefused) as error:
         yield Check("metrics", False, str(error))
         return
-    engines = [(dict(_LABEL.findall(match["labels"])), float(match["value"])) for match in _ENGINE_UP.finditer(page)]
+    engines = list(parse_samples(page, "slipstream_engine_up"))
     if not engines:
         yield Check("engines", False, f"{metrics.url} reports no slipstream_engine_up")
-    for labels, up in engines:
-        yield Check(f"engine {labels.get('model', '?')}", up == 1, "up" if up == 1 else "down")
+    for engine in engines:
+        up = engine.value == 1
+        yield Check(f"engine {engine.labels.get('model', '?')}", up, "up" if up else "down")
 
 
 def _socket_checks(runtime_dir: Path, timeout_s: float) -> Iterator[Check]:

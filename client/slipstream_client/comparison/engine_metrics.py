@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from slipstream_client.metrics_text import parse_samples
 from slipstream_client.server.triton_http import TritonHttp, TritonRefused, TritonUnreachable
 
 PERIOD_S = 0.25
 # Engines publish every 0.5 s while busy and once more when going idle: figures that stood still for longer are final.
 _SETTLED_S = 0.8
 _SETTLE_TIMEOUT_S = 10.0
-
-_LINE = re.compile(r"^((?:slipstream|nv_gpu|nv_inference)_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 @dataclass(frozen=True)
@@ -58,11 +55,11 @@ class Scrape:
 def parse_scrape(text: str, engine: str, model: str) -> Scrape:
     """Pick one engine's metrics, Triton's of one model and the GPUs' from Prometheus text."""
     values: dict[str, float] = {}
-    for name, label_text, value in _LINE.findall(text):
-        labels = dict(_LABEL.findall(label_text))
+    for sample in parse_samples(text, "slipstream_", "nv_inference_", "nv_gpu_"):
+        name = sample.name
         owner = model if name.startswith("nv_inference_") else engine
-        if name.startswith("nv_gpu_") or labels.get("model") == owner:
-            values[name] = values.get(name, 0.0) + float(value)
+        if name.startswith("nv_gpu_") or sample.labels.get("model") == owner:
+            values[name] = values.get(name, 0.0) + sample.value
     return Scrape(values)
 
 

@@ -73,7 +73,9 @@ class TritonHttp:
             answer = connection.getresponse()
             return answer.status, answer.read()
         except (OSError, UnicodeError, http.client.HTTPException) as error:
-            raise TritonUnreachable(f"no server answers at {self.url} ({error or type(error).__name__})") from error
+            # What is no HTTP may be quoted in it, with bytes that are no text.
+            reason = str(error) if str(error).isprintable() and str(error) else type(error).__name__
+            raise TritonUnreachable(f"no server answers at {self.url} ({reason})") from error
         finally:
             connection.close()
 

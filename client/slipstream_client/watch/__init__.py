@@ -1,0 +1,1 @@
+"""What a running server does, watched from its metrics endpoint alone."""
