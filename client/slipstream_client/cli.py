@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from slipstream_client.commands import compare, doctor, generate, health, model, report, serve, top
+from slipstream_client.commands import batch, compare, doctor, generate, health, model, report, serve, top
 from slipstream_client.errors import SlipstreamError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command("serve")(serve.serve)
 app.command("generate")(generate.generate)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("batch")(batch.batch)
 app.command("top")(top.top)
 app.command("health")(health.health)
 app.command("doctor")(doctor.doctor)

@@ -26,8 +26,9 @@ from slipstream_client.errors import SlipstreamError
 
 _RETURN_FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_stats")
 _BYTES_LENGTH = struct.Struct("<I")
-# Of a client's channel: gRPC's own limit of 4 MiB is a few thousand tokens with log-probabilities.
-CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1),)
+# Of a client's channel: gRPC's own limit of 4 MiB is a few thousand tokens with log-probabilities, and its own pauses
+# before it looks for a server that went grow to two minutes.
+CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_reconnect_backoff_ms", 5000))
 
 
 class RequestFailed(SlipstreamError):
@@ -47,6 +48,10 @@ class RequestFailed(SlipstreamError):
         super().__init__(line if code == "UNKNOWN" else f"{line} ({code})")
         self.text = text
         self.code = code
+
+
+class ServerUnreachable(RequestFailed):
+    """No server answers at the address."""
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -331,7 +336,7 @@ def failure_of(error: grpc.RpcError, url: str) -> RequestFailed:
     """Turn a gRPC error into the client's own; a server that cannot be reached is named by its `url`."""
     code, details = error.code().name, error.details() or ""
     if code == "UNAVAILABLE" and "connect" in details.lower():
-        return RequestFailed(f"no server answers at {url}", code)
+        return ServerUnreachable(f"no server answers at {url}", code)
     return RequestFailed(details or "the server gave no reason", code)
 
 

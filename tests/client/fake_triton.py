@@ -95,7 +95,7 @@ def ids_of_request(received: Received) -> list[int]:
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Models: continuous, continuous_unary, iterative (streams), dynamic, static; all follow `script`."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.script: Script = lambda received: answer(ids_of_request(received))
         self.received: list[Received] = []
         self.cancelled: list[str] = []
@@ -108,7 +108,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self._running: dict[str, threading.Event] = {}
         self._server = grpc.server(ThreadPoolExecutor(64))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
-        self.url = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.url = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
 
     def __enter__(self) -> FakeTriton:
         self._server.start()
