@@ -12,7 +12,7 @@ from typing import Any
 
 from slipstream_client.comparison.estimate import readable, run_seconds
 from slipstream_client.comparison.margins import MODEL, add_margins
-from slipstream_client.comparison.measurement import Measurement, measure
+from slipstream_client.comparison.measurement import Measurement, Step, measure
 from slipstream_client.comparison.plan import ComparePlan, PlannedRun, Point
 from slipstream_client.comparison.progress import CompareProgress
 from slipstream_client.comparison.quality import compare_answers

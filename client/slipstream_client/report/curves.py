@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from slipstream_client.report.formats import duration, listed, percent, short, times
 from slipstream_client.report.plot import Line, Mark, Panel, Rule
-from slipstream_client.report.recommendations import attainment, slo_words
+from slipstream_client.report.recommendations import HELD, attainment, slo_words
 from slipstream_client.report.series import styles_of
 from slipstream_client.report.study import P99_NEEDS, SWEEP_PREFIX, Cell, Family, Load, Run, Study
 from slipstream_client.report.verdicts import difference

@@ -178,7 +178,7 @@ class _Drawing:
         self._end_labels()
         label = escape(f"{self.panel.title}. {self.panel.subtitle}")
         head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
-        return Markup(head + "".join(self.parts) + "</svg>"), self.hovers
+        return Markup(head + "".join(self.parts) + "</svg>"), self.hovers  # noqa: S704 - every name in it is escaped
 
     def _text(self, x: float, y: float, text: str, kind: str, anchor: str = "middle") -> None:
         self.parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
