@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from deadline import wait_until
+from slipstream.engine.latencies import FIRST_TOKEN_EDGES
 from slipstream.engine.messages import EngineStats
 
 
@@ -87,3 +88,38 @@ def test_a_counter_that_would_fall_stays_and_all_others_go_on(scripted: Scripted
         "a counter can only be incremented by non-negative values"
     ]
     assert (values["slipstream_requests_running"], values["slipstream_engine_up"]) == (0, 0)
+
+
+def test_a_histogram_is_published_as_buckets_that_hold_those_before_them(scripted: ScriptedMetrics) -> None:
+    publisher = importlib.import_module("slipstream.doors.metrics").MetricsPublisher({"model": "m"})
+    values, name = scripted.values, "slipstream_time_to_first_token_seconds"
+    first = stats(steps=1)
+    for seconds in (0.03, 0.3, 1000.0):
+        first.first_token.observe(seconds, FIRST_TOKEN_EDGES)
+    second = stats(steps=2)
+    for seconds in (0.03, 0.3, 1000.0, 0.3):
+        second.first_token.observe(seconds, FIRST_TOKEN_EDGES)
+    publisher.publish(first)
+    wait_until(lambda: values.get("slipstream_engine_up") == 1, "the first report is published")
+    assert {edge: values[f"{name}_bucket{edge}"] for edge in ("0.02", "0.04", "0.25", "0.5", "640.0", "+Inf")} == {
+        "0.02": 0,
+        "0.04": 1,
+        "0.25": 1,
+        "0.5": 2,
+        "640.0": 2,
+        "+Inf": 3,
+    }
+    publisher.publish(second)
+    publisher.close()
+    assert (values[f"{name}_bucket0.04"], values[f"{name}_bucket0.5"], values[f"{name}_count"]) == (1, 3, 4)
+    assert values[f"{name}_sum"] == pytest.approx(1000.63)
+    assert values["slipstream_inter_token_latency_seconds_count"] == 0
+
+
+def test_refusals_are_published_by_reason(scripted: ScriptedMetrics) -> None:
+    publisher = importlib.import_module("slipstream.doors.metrics").MetricsPublisher({"model": "m"})
+    publisher.publish(stats(refused={"unavailable": 2}))
+    publisher.close()
+    publisher.publish(stats(refused={"unavailable": 5, "invalid": 1}))
+    assert scripted.values["slipstream_requests_refused_totalunavailable"] == 5
+    assert scripted.values["slipstream_requests_refused_totalinvalid"] == 1

@@ -162,6 +162,8 @@ class ObservedEngine:
             request.num_prompt_tokens for request in self.requests.values() if request.choice == 0
         )
         assert stats.generation_tokens == total("sampled_rows") == sum(map(len, self.delivered.values()))
+        assert sum(stats.first_token.counts) == sum(bool(delivered) for delivered in self.delivered.values())
+        assert sum(stats.inter_token.counts) == stats.generation_tokens - sum(stats.first_token.counts)
         assert stats.useful_tokens == total("prefill_rows", "decode_rows")
         assert stats.computed_tokens == total(*ROWS) == self.runner.num_rows
         waste = (

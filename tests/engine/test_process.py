@@ -291,6 +291,7 @@ def test_a_full_queue_is_told_as_unavailable(serve: Any, runner: GatedRunner) ->
     assert door.end_of(3).error_kind == UNAVAILABLE
     assert "the queue is full: 2 requests wait" in str(door.end_of(3).error)
     runner.let()
+    door.wait_for(lambda: door.stats and door.stats[-1].refused == {"unavailable": 1})
     assert [door.answer(number) for number in range(3)] == [expected(prompt) for prompt in PROMPTS[:3]]
 
 
