@@ -59,7 +59,9 @@ def arrivals(load: dict[str, Any], count: int, seed: int = 0) -> list[float]:
 class Simulation:
     """One run of one variant; `records` and `steps` are as in the files, but for the run's id."""
 
-    def __init__(self, variant: str, sizes: list[tuple[int, int]], load: dict[str, Any], seed: int, repeat: int) -> None:
+    def __init__(
+        self, variant: str, sizes: list[tuple[int, int]], load: dict[str, Any], seed: int, repeat: int
+    ) -> None:
         self.batcher = batcher_of(variant)
         self.lock_step = self.batcher in LOCK_STEP
         self.speed = math.exp(Random(f"{variant}{load}{seed}{repeat}").gauss(0, 0.012))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,6 @@ from simulated_batchers import (
     NETWORK_S,
     SEATS,
     Simulation,
-    arrivals,
     batcher_of,
     lengths,
 )
@@ -34,6 +34,7 @@ METRICS = {
     "ttft_p99_ms": ("ttft_ms", "p99"),
 }
 WARM_UP, COOL_DOWN = 2, 1
+_made: dict[tuple, bytes] = {}  # a simulation takes a second, and every caller changes its own
 Data = tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]
 
 
@@ -47,6 +48,15 @@ def comparison(
     seed: int = 0,
 ) -> Data:
     """results, requests, steps: every variant at every point of every workload; `count` requests count in each run."""
+    key = (tuple(variants), tuple(points), tuple(workloads), count, repeats, seed)
+    if key not in _made:
+        _made[key] = pickle.dumps(_comparison(*key))
+    return pickle.loads(_made[key])
+
+
+def _comparison(
+    variants: Sequence[str], points: Sequence[str], workloads: Sequence[str], count: int, repeats: int, seed: int
+) -> Data:
     runs, requests, steps = [], [], []
     for workload, point, repeat in itertools.product(workloads, points, range(repeats)):
         for variant in variants if repeat % 2 == 0 else reversed(variants):
@@ -193,7 +203,9 @@ def conclude(results: dict[str, Any], requests: list[dict[str, Any]]) -> None:
     ]
     results["knees"] = {}
     for workload, variant in dict.fromkeys((run["workload"], run["variant"]) for run in results["runs"]):
-        here = [runs for (w, _, v), runs in groups.items() if (w, v) == (workload, variant) and runs[0]["point"][0] == "c"]
+        here = [
+            runs for (w, _, v), runs in groups.items() if (w, v) == (workload, variant) and runs[0]["point"][0] == "c"
+        ]
         results["knees"][f"{variant}/{workload}"] = _knees(here)
     compared = max(len(results["runs"]) - 1, 0) * (results["runs"][0]["requests"] if results["runs"] else 0)
     results["quality"] = {"equal": True if compared else None, "compared": compared, "different": []}
@@ -363,7 +375,12 @@ def _described(workload: str, points: Sequence[str], count: int, seed: int) -> d
         "seed": seed,
         "sha256": "9f2c" * 16,
         "requests": len(sizes),
-        "input_tokens": {"mean": statistics.fmean(inputs), "min": min(inputs), "max": max(inputs), "total": sum(inputs)},
+        "input_tokens": {
+            "mean": statistics.fmean(inputs),
+            "min": min(inputs),
+            "max": max(inputs),
+            "total": sum(inputs),
+        },
         "output_tokens": {
             "mean": statistics.fmean(outputs),
             "min": min(outputs),
@@ -388,6 +405,3 @@ def _tuning() -> dict[str, Any]:
         )
     ]
     return {"variant": "dynamic", "workload": "mixed", "point": "c16", "grid": grid, "chosen": grid[3]}
-
-
-__all__ = ["BATCHERS", "MODEL_NOTE", "SLO", "arrivals", "comparison", "conclude", "fail", "figure", "runs_of", "simulate"]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from slipstream_client.report.formats import duration, listed, percent, short, times
 from slipstream_client.report.plot import Line, Mark, Panel, Rule
-from slipstream_client.report.recommendations import HELD, attainment, slo_words
+from slipstream_client.report.recommendations import attainment, slo_words
 from slipstream_client.report.series import styles_of
 from slipstream_client.report.study import P99_NEEDS, SWEEP_PREFIX, Cell, Family, Load, Run, Study
 from slipstream_client.report.verdicts import difference
 
 CURVE_POINTS = 120
 FAR = 2.5  # a target farther than this above everything measured would flatten the chart
+KNEE_NEEDS = 3  # points: fewer have no knee to speak of
 _KNEES = {"throughput": "throughput knee", "latency": "latency knee", "slo": "target knee"}
 
 
@@ -46,7 +48,7 @@ def distribution_panels(study: Study, family: Family, load: Load) -> list[Panel]
                 lines.append(_line(study, cell.variant, _cumulative(cell, values), bare=True))
         silent = [c.variant for c in study.cells(family.workload, load) if not c.streams] if end == "first" else []
         subtitle = f"share of requests, {load.words}" + (f"; no stream: {listed(silent)}" if silent else "")
-        panels.append(Panel(title, subtitle, lines, x_title="seconds", log_x=True, top=100.0, key=key, unit="%"))
+        panels.append(Panel(title, subtitle, lines, x_title="seconds", log_x=True, top=100.0, key=key))
     return [panel for panel in panels if not panel.empty]
 
 
@@ -66,8 +68,9 @@ def sweep_panel(study: Study) -> Panel | None:
             base = study.cell(family.workload, family.loads[-1], study.baseline)
             found = difference(study, cell, base, "output_tokens_per_s") if cell and base else None
             if cell and found and variation is not None:
-                tip = f"{variant}, {family.workload} at {cell.load.words}: {times(found.ratio)} ({found.sure}), {_judged(found.verdict)}"
-                marks.append(Mark(variation, found.ratio, tip, found.low, found.high, hollow=cell.problem is not None))
+                place = f"{variant}, {family.workload} at {cell.load.words}"
+                tip = f"{place}: {times(found.ratio)} ({found.sure}), {_judged(found.verdict)}"
+                marks.append(Mark(variation, found.ratio, tip, found.low, found.high, verdict=found.verdict))
         lines.append(_line(study, variant, sorted(marks, key=lambda mark: mark.x)))
     band = (1 / (1 + floor), 1 + floor) if floor is not None else None
     return Panel(
@@ -75,10 +78,32 @@ def sweep_panel(study: Study) -> Panel | None:
         "above 1 is better; the shaded band is the noise" if band else "above 1 is better",
         lines,
         x_title="standard deviation of output lengths ÷ their mean",
-        rules=[Rule(1.0, study.baseline)],
+        rules=[Rule(1.0, "")],
         band=band,
         key="sweep",
     )
+
+
+def sweep_sentences(study: Study) -> list[str]:
+    """For each variant: the ratio with the least and the most variation, and from where on it pays."""
+    panel = sweep_panel(study)
+    said = []
+    for line in panel.lines if panel else ():
+        if not line.marks:
+            continue
+        least, most = line.marks[0], line.marks[-1]
+        paying = [mark.x for mark in line.marks if mark.verdict == "better"]
+        if any(mark.verdict == "unknown" for mark in line.marks):
+            pays = "how much of it is noise is not known"
+        else:
+            pays = f"better beyond the noise from {paying[0]:.2f} on" if paying else "never better beyond the noise"
+        ends = f"{times(least.y)} {_varying(least.x)}, {times(most.y)} {_varying(most.x)}"
+        said.append(f"{line.name}: {ends}; {pays}.")
+    return said
+
+
+def _varying(variation: float) -> str:
+    return f"where answers vary by {variation:.2f} of their mean" if variation else "where all answers are equally long"
 
 
 def _judged(verdict: str) -> str:
@@ -141,7 +166,8 @@ def _panel(
     ats = [load.at for load in family.loads]
     log = len(ats) > 2 and ats[0] > 0 and ats[-1] / ats[0] > 4
     rules = knee_rules(study, family, knee) if knee else []
-    return Panel(title, subtitle, lines, family.axis, "", ats, log, rules, key=key, note=_hollow(lines))
+    note = _hollow(lines)
+    return Panel(title, subtitle, lines, family.axis, x_ticks=ats, log_x=log, rules=rules, key=key, note=note)
 
 
 def _hollow(lines: Sequence[Line]) -> str:
@@ -185,7 +211,15 @@ def _against_latency(study: Study, family: Family) -> Panel:
             marks.append(Mark(x, y, tip, low, high, x_low, x_high, cell.problem is not None, f"{load.at:g}"))
         lines.append(_line(study, variant, marks))
     subtitle = f"mean end-to-end latency, s; to the right and down is better; numbers: {family.axis}"
-    return Panel("Latency against throughput", subtitle, lines, "useful tokens/s", log_y=True, key="tradeoff", note=_hollow(lines))
+    return Panel(
+        "Latency against throughput",
+        subtitle,
+        lines,
+        "useful tokens/s",
+        log_y=True,
+        key="tradeoff",
+        note=_hollow(lines),
+    )
 
 
 def _tail_panel(study: Study, family: Family, metric: str, title: str, limit: str) -> Panel:
@@ -215,10 +249,7 @@ def _tail_panel(study: Study, family: Family, metric: str, title: str, limit: st
     subtitle = f"{named}, s; lower is better" + (f"; no stream: {listed(silent)}" if silent else "")
     panel = _panel(study, family, lines, title, subtitle, metric, knee="latency" if metric == "e2e_ms" else "")
     notes = " ".join(filter(None, [f"{listed(far)}.".capitalize() if far else "", panel.note]))
-    return Panel(
-        panel.title, panel.subtitle, lines, panel.x_title, "s", panel.x_ticks, panel.log_x, [*rules, *panel.rules],
-        key=metric, note=notes,
-    )  # fmt: skip
+    return replace(panel, rules=[*rules, *panel.rules], note=notes)
 
 
 def _cumulative(cell: Cell, values: Sequence[float]) -> list[Mark]:
@@ -229,7 +260,9 @@ def _cumulative(cell: Cell, values: Sequence[float]) -> list[Mark]:
     marks = []
     for index in sorted({*indexes, *shown}):
         share = shown.get(index)
-        tip = f"{cell.variant}: {share:.0%} of {count} requests within {duration(values[index] * 1000)}" if share else ""
+        tip = (
+            f"{cell.variant}: {share:.0%} of {count} requests within {duration(values[index] * 1000)}" if share else ""
+        )
         marks.append(Mark(values[index], 100 * (index + 1) / count, tip))
     return marks
 
@@ -240,13 +273,14 @@ def knee_rows(study: Study) -> list[tuple[str, str, list[str]]]:
     for workload in study.workloads:
         for variant in study.variants:
             found = (study.results.get("knees") or {}).get(f"{variant}/{workload}")
-            if found:
-                axis = next(f.axis for f in study.families if (f.workload, f.kind) == (workload, study_kind(study, workload)))
+            counts = [len(f.loads) for f in study.families if f.workload == workload]
+            if found and max(counts) >= KNEE_NEEDS:
+                axis = next(
+                    f.axis for f in study.families if (f.workload, f.kind) == (workload, study_kind(study, workload))
+                )
                 words = [
                     f"{short(knee['at'])} {axis}: {knee['confidence']}" if (knee := found.get(kind)) else "no knee"
                     for kind in _KNEES
                 ]
                 rows.append((variant, workload, words))
     return rows
-
-

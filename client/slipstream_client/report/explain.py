@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream_client.report.formats import duration, listed, number, percent, short
@@ -14,7 +14,7 @@ MENTIONED = 0.1  # of the whole: a smaller difference is no reason
 
 @dataclass(frozen=True)
 class Part:
-    """One colour of a bar: its name in the results, on the bar, in the legend and in a sentence; ink is for its label."""
+    """One colour of a bar: its name in the results, on the bar, in the legend, in a sentence; ink is for its label."""
 
     key: str
     label: str
@@ -31,23 +31,33 @@ DARK = "#16181b"
 
 SLOTS = (
     Part("useful_decode", "answer", "useful: tokens of answers (decode)", "tokens of answers", BLUE, useful=True),
-    Part("useful_prefill", "prompt", "useful: tokens of prompts (prefill)", "tokens of prompts", SKY, DARK, useful=True),
-    Part("prompt_padding", "padding", "prompts filled up to the longest of their batch", "prompt padding", ORANGE, DARK),
-    Part("finished_rows", "finished", "finished answers that the batch went on computing", "rows already finished", RED),
+    Part(
+        "useful_prefill", "prompt", "useful: tokens of prompts (prefill)", "tokens of prompts", SKY, DARK, useful=True
+    ),
+    Part(
+        "prompt_padding", "padding", "prompts filled up to the longest of their batch", "prompt padding", ORANGE, DARK
+    ),
+    Part(
+        "finished_rows", "finished", "finished answers that the batch went on computing", "rows already finished", RED
+    ),
     Part("recomputed", "again", "computed again after preemption", "recomputing after preemption", PINK, DARK),
     Part("unexplained", "?", "unexplained", "rows not explained", GREY),
 )
 REQUEST_TIME = (
     Part("client", "client", "at the client, before it was sent", "at the client", PALE, DARK),
     Part("triton_queue", "Triton's queue", "in Triton's own queue", "in Triton's queue", ORANGE, DARK),
-    Part("wait_batch", "batch", "waiting for the running batch to end", "waiting for the batch before it", YELLOW, DARK),
+    Part(
+        "wait_batch", "batch", "waiting for the running batch to end", "waiting for the batch before it", YELLOW, DARK
+    ),
     Part("wait_seats", "seat", "waiting for a free seat", "waiting for a seat", LILAC, DARK),
     Part("wait_blocks", "memory", "waiting for KV cache memory", "waiting for KV memory", PINK, DARK),
     Part("wait_budget", "budget", "waiting for room in a step (token budget)", "waiting for the token budget", PURPLE),
     Part("wait_priority", "priority", "waiting behind higher priority", "waiting behind higher priority", "#8A3A6B"),
     Part("prefill", "prompt", "reading the prompt (prefill)", "reading the prompt", SKY, DARK, useful=True),
     Part("decode", "answer", "writing the answer (decode)", "writing the answer", BLUE, useful=True),
-    Part("held", "held", "finished, but held for the batch's longest answer", "held for the batch's longest answer", RED),
+    Part(
+        "held", "held", "finished, but held for the batch's longest answer", "held for the batch's longest answer", RED
+    ),
     Part("delivery", "delivery", "delivery to the client", "in delivery", GREEN),
     Part("unexplained", "?", "unexplained", "not explained", GREY),
 )
@@ -70,17 +80,19 @@ class Segment:
     value: float  # in the unit of the bars
     share: float  # of this bar
     width: float  # in per cent of the longest bar
+    text: str  # the value as it stands on the segment
     tip: str
 
     @property
     def fits(self) -> str:
         """Where there is room for its value: "all" screens, only a "wide" one, or none ("")."""
-        return "all" if self.width >= 14 else "wide" if self.width >= 4.5 else ""
+        need = len(self.text)
+        return "all" if self.width >= 2 + 2.2 * need else "wide" if self.width >= 1 + 0.8 * need else ""
 
     @property
     def word_fits(self) -> bool:
         """Whether a wide screen has room for its name as well."""
-        return self.width >= 0.8 * (len(self.part.label) + 6)
+        return self.width >= 1 + 0.8 * (len(self.part.label) + 1 + len(self.text))
 
 
 @dataclass(frozen=True)
@@ -97,13 +109,14 @@ class Bars:
     """All bars of one picture, on one scale."""
 
     key: str
-    unit: str
     bars: Sequence[StackedBar]
     parts: Sequence[Part]  # those that any bar has
 
     def text(self, value: float) -> str:
         """A value as it stands on a segment."""
-        return duration(value) if self.unit == "ms" else f"{value:.2f}"
+        if self.key == "engine_time_s":
+            return percent(value, 0)
+        return duration(value) if self.key == "request_time_ms" else f"{value:.2f}"
 
 
 def slot_bars(cells: Sequence[Cell]) -> Bars:
@@ -114,13 +127,13 @@ def slot_bars(cells: Sequence[Cell]) -> Bars:
         useful = parts["useful_decode"] + parts["useful_prefill"]
         if useful:
             scaled.append((cell, {name: value / useful for name, value in parts.items()}, parts))
-    return _bars("slots", "slots per useful token", SLOTS, scaled, lambda value: f"{number(value)} token-slots a run")
+    return _bars("slots", SLOTS, scaled, lambda value: f"{number(value)} token-slots a run")
 
 
 def request_time_bars(cells: Sequence[Cell]) -> Bars:
     """Milliseconds of an average request."""
     rows = [(cell, parts, parts) for cell in cells if (parts := cell.parts("request_time_ms"))]
-    return _bars("request_time_ms", "ms", REQUEST_TIME, rows, duration)
+    return _bars("request_time_ms", REQUEST_TIME, rows, duration)
 
 
 def engine_time_bars(cells: Sequence[Cell]) -> Bars:
@@ -132,10 +145,16 @@ def engine_time_bars(cells: Sequence[Cell]) -> Bars:
             known = sum(parts.get(part.key, 0.0) for part in ENGINE_TIME if part.key != "unexplained")
             full = parts | {"unexplained": max(parts["total"] - known, 0.0)}
             rows.append((cell, {name: value / parts["total"] for name, value in full.items()}, full))
-    return _bars("engine_time_s", "share of its time", ENGINE_TIME, rows, lambda value: f"{short(value)} s a run")
+    return _bars("engine_time_s", ENGINE_TIME, rows, lambda value: f"{short(value)} s a run")
 
 
-def _bars(key, unit, parts, rows, tip_of) -> Bars:  # type: ignore[no-untyped-def]
+Row = tuple[
+    Cell, dict[str, float], dict[str, float]
+]  # its parts in the unit of the bars, and as they are in the results
+
+
+def _bars(key: str, parts: Sequence[Part], rows: Sequence[Row], tip_of: Callable[[float], str]) -> Bars:
+    empty = Bars(key, [], [])
     longest = max((values["total"] for _, values, _ in rows), default=0.0)
     bars = []
     for cell, values, raw in rows:
@@ -146,10 +165,10 @@ def _bars(key, unit, parts, rows, tip_of) -> Bars:  # type: ignore[no-untyped-de
             if value > 0:
                 share = value / total
                 tip = f"{cell.variant}: {part.legend}: {percent(share)}, {tip_of(raw[part.key])}"
-                segments.append(Segment(part, value, share, 100 * value / longest, tip))
+                segments.append(Segment(part, value, share, 100 * value / longest, empty.text(value), tip))
         bars.append(StackedBar(cell, total, segments))
     used = {segment.part.key for bar in bars for segment in bar.segments if segment.width >= 0.05}
-    return Bars(key, unit, bars, [part for part in parts if part.key in used])
+    return Bars(key, bars, [part for part in parts if part.key in used])
 
 
 def unexplained(cells: Sequence[Cell]) -> list[str]:
@@ -160,7 +179,9 @@ def unexplained(cells: Sequence[Cell]) -> list[str]:
             parts = cell.parts(key)
             if parts and parts["total"] and abs(parts["unexplained"]) > UNEXPLAINED_LIMIT * parts["total"]:
                 share = percent(parts["unexplained"] / parts["total"])
-                found.append(f"{share} of {words} of {cell.variant} at {cell.load.words} ({cell.workload}) is unexplained")
+                found.append(
+                    f"{share} of {words} of {cell.variant} at {cell.load.words} ({cell.workload}) is unexplained"
+                )
     return found
 
 
@@ -169,7 +190,9 @@ def slots_reason(cell: Cell, other: Cell) -> str | None:
     mine, theirs = cell.parts("slots"), other.parts("slots")
     if not mine or not theirs or not mine["total"] or not theirs["total"]:
         return None
-    shares = {part: theirs[part.key] / theirs["total"] - mine[part.key] / mine["total"] for part in SLOTS if not part.useful}
+    shares = {
+        part: theirs[part.key] / theirs["total"] - mine[part.key] / mine["total"] for part in SLOTS if not part.useful
+    }
     found = [part for part, more in sorted(shares.items(), key=lambda item: -item[1]) if more >= MENTIONED / 2][:2]
     if not found:
         return None

@@ -1,7 +1,7 @@
-"""Line charts and bar charts as inline SVG that takes its colours from the page, so that one drawing serves light and dark.
+"""Line charts as inline SVG that takes its colours from the page, so that one drawing serves light and dark.
 
-Text in the drawing is limited to ticks and labels. What the pointer shows lies over it as elements of the page, placed in
-per cent: they need no script, and their text keeps its size on a narrow screen.
+Text in the drawing is limited to ticks and labels. What the pointer shows lies over it as elements of the page,
+placed in per cent: they need no script, and their text keeps its size on a narrow screen.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
-
-from slipstream_client.report.formats import short
 
 WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 46, 104, 14, 42
@@ -33,6 +31,7 @@ class Mark:
     x_high: float | None = None
     hollow: bool = False  # not to be trusted: requests failed, or the point is invalid
     label: str = ""
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,6 @@ class Panel:
     subtitle: str
     lines: Sequence[Line]
     x_title: str = ""
-    unit: str = ""
     x_ticks: Sequence[float] | None = None  # None: round numbers
     log_x: bool = False
     log_y: bool = False
@@ -178,7 +176,7 @@ class _Drawing:
         self._end_labels()
         label = escape(f"{self.panel.title}. {self.panel.subtitle}")
         head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
-        return Markup(head + "".join(self.parts) + "</svg>"), self.hovers  # noqa: S704 - every name in it is escaped
+        return Markup(head + "".join(self.parts) + "</svg>"), self.hovers  # every name in it is escaped
 
     def _text(self, x: float, y: float, text: str, kind: str, anchor: str = "middle") -> None:
         self.parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
@@ -190,7 +188,9 @@ class _Drawing:
         panel, right, bottom = self.panel, WIDTH - RIGHT, HEIGHT - BOTTOM
         if panel.band:
             high, low = self.y.place(panel.band[1]), self.y.place(panel.band[0])
-            self.parts.append(f'<rect class="band" x="{LEFT}" y="{high:.1f}" width="{right - LEFT}" height="{low - high:.1f}"/>')
+            self.parts.append(
+                f'<rect class="band" x="{LEFT}" y="{high:.1f}" width="{right - LEFT}" height="{low - high:.1f}"/>'
+            )
         for tick in _log_ticks(self.y) if self.y.log else round_ticks(self.y.high, 4):
             y = self.y.place(tick)
             self.parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -234,9 +234,11 @@ class _Drawing:
             if not line.bare:
                 hollow = " hollow" if mark.hollow else ""
                 self.parts.append(f'<path class="marker s{line.style}{hollow}" d="{_marker(line.marker, x, y)}"/>')
-            if mark.label and not any(abs(x - ox) < 8 + 6 * len(mark.label) and abs(y - oy) < 13 for ox, oy in self.labels):
+            if mark.label and not any(
+                abs(x - ox) < 8 + 6 * len(mark.label) and abs(y - oy) < 13 for ox, oy in self.labels
+            ):
                 self.labels.append((x, y))
-                self._text(x, y - 9, mark.label, "tick")
+                self._text(x + 8, y + 4, mark.label, "tick at", "start")
             if mark.tip:
                 self._hover(x, y, mark.tip)
 
@@ -265,12 +267,9 @@ def _marker(kind: str, x: float, y: float, size: float = 4.2) -> str:
             *((-0.4, -1.2), (0.4, -1.2), (0.4, -0.4), (1.2, -0.4), (1.2, 0.4), (0.4, 0.4)),
             *((0.4, 1.2), (-0.4, 1.2), (-0.4, 0.4), (-1.2, 0.4), (-1.2, -0.4), (-0.4, -0.4)),
         ),
-        "X": ((-1.2, -0.7), (-0.7, -1.2), (0, -0.5), (0.7, -1.2), (1.2, -0.7), (0.5, 0), (1.2, 0.7), (0.7, 1.2), (0, 0.5),
-              (-0.7, 1.2), (-1.2, 0.7), (-0.5, 0)),
-    }[kind]  # fmt: skip
+        "X": (
+            *((-1.2, -0.7), (-0.7, -1.2), (0, -0.5), (0.7, -1.2), (1.2, -0.7), (0.5, 0)),
+            *((1.2, 0.7), (0.7, 1.2), (0, 0.5), (-0.7, 1.2), (-1.2, 0.7), (-0.5, 0)),
+        ),
+    }[kind]
     return "M" + "L".join(f"{x + size * dx:.1f},{y + size * dy:.1f}" for dx, dy in corners) + "z"
-
-
-def value_text(value: float, unit: str) -> str:
-    """A value with its unit."""
-    return f"{short(value)} {unit}".strip()

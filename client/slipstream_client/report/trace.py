@@ -1,4 +1,4 @@
-"""trace.json in Chrome's trace event format, which Perfetto opens: one process a run, its engine's steps and its requests.
+"""trace.json in Chrome's trace event format, which Perfetto opens: one process a run, its steps and its requests.
 
 The format: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -36,7 +36,13 @@ def trace_events(study: Study) -> Iterator[dict[str, Any]]:
     for process, run in enumerate(study.runs, start=1):
         yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": run["id"]}}
         yield {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": process}}
-        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": _ENGINE_THREAD, "args": {"name": "engine steps"}}
+        yield {
+            "ph": "M",
+            "name": "thread_name",
+            "pid": process,
+            "tid": _ENGINE_THREAD,
+            "args": {"name": "engine steps"},
+        }
         yield from _steps(study, run, process)
         yield from _requests(study, run, process)
 
@@ -66,7 +72,9 @@ def _requests(study: Study, run: Run, process: int) -> Iterator[dict[str, Any]]:
         if not pieces:
             continue
         same = {"cat": "request", "id": record["id"], "pid": process, "tid": 0}
-        known = {key: record[key] for key in ("phase", "input_tokens", "output_tokens", "finish_reason", "error", "retries")}
+        known = {
+            key: record[key] for key in ("phase", "input_tokens", "output_tokens", "finish_reason", "error", "retries")
+        }
         name = f"request {record['index']}"
         yield {"ph": "b", "name": name, "ts": _us(pieces[0].start), "args": known} | same
         for piece in pieces:
