@@ -179,13 +179,18 @@ def knee_rules(study: Study, family: Family, kind: str) -> list[Rule]:
     """The knees of one kind that were found, where they lie on this axis."""
     if family.kind != study_kind(study, family.workload):
         return []
-    rules = []
+    tips: dict[float, list[str]] = {}
+    styles: dict[float, list[int]] = {}
     for number, variant in enumerate(study.variants):
         found = ((study.results.get("knees") or {}).get(f"{variant}/{family.workload}") or {}).get(kind)
         if found and family.loads[0].at <= found["at"] <= family.loads[-1].at:
-            tip = f"{_KNEES[kind]} of {variant}: {short(found['at'])} {family.axis} ({found['confidence']})"
-            rules.append(Rule(found["at"], _KNEES[kind], number, upright=True, tip=tip))
-    return rules
+            told = f"{_KNEES[kind]} of {variant}: {short(found['at'])} {family.axis} ({found['confidence']})"
+            tips.setdefault(found["at"], []).append(told)
+            styles.setdefault(found["at"], []).append(number)
+    return [
+        Rule(at, _KNEES[kind], styles[at][0] if len(styles[at]) == 1 else None, upright=True, tip="\n".join(told))
+        for at, told in sorted(tips.items())
+    ]
 
 
 def study_kind(study: Study, workload: str) -> str:

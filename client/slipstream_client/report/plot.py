@@ -16,6 +16,7 @@ WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 46, 104, 14, 42
 LABEL_LIMIT = 15  # characters
 LABEL_GAP = 15
+TOUCHING = 10  # units within which two marks are one place for the pointer
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,13 @@ class _Drawing:
         self.parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def _hover(self, x: float, y: float, tip: str) -> None:
-        self.hovers.append(Hover(100 * x / WIDTH, 100 * y / HEIGHT, tip))
+        """Marks that lie on one another share their place, so that the pointer reaches all."""
+        left, top = 100 * x / WIDTH, 100 * y / HEIGHT
+        for at, other in enumerate(self.hovers):
+            if abs(other.left - left) * WIDTH < 100 * TOUCHING and abs(other.top - top) * HEIGHT < 100 * TOUCHING:
+                self.hovers[at] = Hover(other.left, other.top, f"{other.tip}\n{tip}")
+                return
+        self.hovers.append(Hover(left, top, tip))
 
     def _frame(self) -> None:
         panel, right, bottom = self.panel, WIDTH - RIGHT, HEIGHT - BOTTOM
@@ -211,7 +218,8 @@ class _Drawing:
             x = self.x.place(rule.at)
             bottom = HEIGHT - BOTTOM
             self.parts.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
-            self.parts.append(f'<path class="knee s{rule.style}" d="M{x - 5:.1f},{TOP - 8}h10l-5,8z"/>')
+            knee = "knee" if rule.style is None else f"knee s{rule.style}"
+            self.parts.append(f'<path class="{knee}" d="M{x - 5:.1f},{TOP - 8}h10l-5,8z"/>')
             self._hover(x, TOP - 4, rule.tip or rule.label)
             return
         y = self.y.place(rule.at)
