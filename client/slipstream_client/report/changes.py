@@ -17,7 +17,10 @@ _COLOURS = {"better": "green", "worse": "red", "same": "dim", "unknown": ""}
 
 @dataclass(frozen=True)
 class Change:
-    """One metric of one variant at one point, then and now; `verdict` is better, worse, same, or unknown without a floor."""
+    """One metric of one variant at one point, then and now.
+
+    `verdict` is better, worse, same, or unknown where one of the two has no noise floor.
+    """
 
     workload: str
     point: str

@@ -1,4 +1,4 @@
-"""The charts beside the results as PNG: throughput and tail latency against load, and where token-slots and time went."""
+"""The charts beside the results as PNG: throughput and tail latency by load, and where token-slots and time went."""
 
 from __future__ import annotations
 
@@ -61,24 +61,31 @@ def _draw_panels(study: Study, keys: Sequence[str]) -> Figure:
     panels = {panel.key: panel for panel in (load_panels(study, study.main) if study.main else [])}
     figure = Figure(figsize=(9, 4.4), layout="constrained")
     found = figure.subplots(1, len(keys), squeeze=False)[0]
+    lines = max((_subtitle(panels[key]).count("\n") for key in keys if key in panels), default=0)
     for axes, key in zip(found, keys, strict=True):
-        _panel(axes, panels.get(key), study)
+        _panel(axes, panels.get(key), study, lines)
     notes = sorted({panel.note for key in keys if (panel := panels.get(key)) and panel.note})
     if notes:
         figure.supxlabel(" ".join(notes), fontsize=10, color=MUTED)
     return figure
 
 
-def _panel(axes: Axes, panel: Panel | None, study: Study) -> None:
+def _subtitle(panel: Panel) -> str:
+    return panel.subtitle.replace("; no stream", ";\nno stream")
+
+
+def _panel(axes: Axes, panel: Panel | None, study: Study, lines: int) -> None:
     if panel is None:
         axes.text(0.5, 0.5, "nothing to show", transform=axes.transAxes, ha="center", color=MUTED)
         axes.set(xticks=[], yticks=[])
         return
-    subtitle = panel.subtitle.replace("; no stream", ";\nno stream")
-    axes.set_title(f"{panel.title}\n" + "\n" * subtitle.count("\n"), loc="left", fontsize=12, fontweight="bold")
+    subtitle = _subtitle(panel)
+    subtitle += "\n" * (lines - subtitle.count("\n"))  # so that the titles stand at one height
+    axes.set_title(f"{panel.title}\n" + "\n" * lines, loc="left", fontsize=12, fontweight="bold")
     axes.text(0, 1.03, subtitle, transform=axes.transAxes, color=MUTED, fontsize=10)
     styles = styles_of(study.variants)
-    top = max(mark.high or mark.y for line in panel.lines for mark in line.marks) * 1.12 or 1.0
+    highest = [mark.high or mark.y for line in panel.lines for mark in line.marks]
+    top = max([*highest, *(rule.at for rule in panel.rules if not rule.upright)]) * 1.12 or 1.0
     ends: list[tuple[float, Line]] = []
     for line in panel.lines:
         if not line.marks:
@@ -92,6 +99,11 @@ def _panel(axes: Axes, panel: Panel | None, study: Study) -> None:
             face = "white" if mark.hollow else style.light
             axes.plot(mark.x, mark.y, style.marker, color=style.light, ms=7, mfc=face, clip_on=False, zorder=4)
         ends.append((line.marks[-1].y, line))
+    for rule in panel.rules:
+        if not rule.upright:
+            axes.axhline(rule.at, color=MUTED, ls=":", lw=1.2)
+            where = (0.01, rule.at)
+            axes.annotate(rule.label, where, xycoords=("axes fraction", "data"), color=MUTED, fontsize=9, va="bottom")
     axes.set_ylim(0, top)
     axes.margins(x=0.03)
     if panel.x_ticks:
@@ -116,9 +128,8 @@ def _draw_explain(study: Study) -> Figure:
         ("Token-slots computed for each useful token", slot_bars(cells)),
         ("Where an average request's time went, seconds", request_time_bars(cells)),
     ]
-    height = 2.2 + 0.8 * max(len(cells), 1)
-    figure = Figure(figsize=(9, height), layout="constrained")
-    for axes, (title, bars) in zip(figure.subplots(1, 2), pictures, strict=True):
+    figure = Figure(figsize=(9, 2 * (1.9 + 0.42 * max(len(cells), 1))), layout="constrained")
+    for axes, (title, bars) in zip(figure.subplots(2, 1), pictures, strict=True):
         axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
         _stack(axes, bars)
     return figure
@@ -129,24 +140,24 @@ def _stack(axes: Axes, bars: Bars) -> None:
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", color=MUTED)
         axes.set(xticks=[], yticks=[])
         return
-    scale = 1000.0 if bars.unit == "ms" else 1.0
+    scale = 1000.0 if bars.key == "request_time_ms" else 1.0
     for row, bar in enumerate(bars.bars):
         left = 0.0
         for segment in bar.segments:
             width = segment.value / scale
             axes.barh(row, width, left=left, height=0.6, color=segment.part.fill, edgecolor="white", linewidth=0.6)
-            if segment.width >= 12:
+            if segment.width >= 7:
                 text = f"{segment.part.label}\n{short(width)}"
                 axes.text(left + width / 2, row, text, ha="center", va="center", color=segment.part.ink, fontsize=8)
             left += width
         axes.annotate(short(left), (left, row), (5, 0), textcoords="offset points", va="center", fontsize=10)
     axes.set_yticks(range(len(bars.bars)), [_label(bar.cell.variant) for bar in bars.bars])
     axes.set_ylim(len(bars.bars) - 0.5, -0.5)
-    axes.set_xlim(0, max(bar.total for bar in bars.bars) / scale * 1.14)
+    axes.set_xlim(0, max(bar.total for bar in bars.bars) / scale * 1.07)
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     handles = [matplotlib.patches.Patch(color=part.fill, label=part.legend) for part in bars.parts]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.12), fontsize=8.5, frameon=False)
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=2, fontsize=9, frameon=False)
 
 
 def _label(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from slipstream_client.report.formats import duration, listed, percent, short, times
 from slipstream_client.report.plot import Line, Mark, Panel, Rule
@@ -14,6 +15,7 @@ from slipstream_client.report.verdicts import difference
 
 CURVE_POINTS = 120
 FAR = 2.5  # a target farther than this above everything measured would flatten the chart
+KNEE_NEEDS = 3  # points: fewer have no knee to speak of
 _KNEES = {"throughput": "throughput knee", "latency": "latency knee", "slo": "target knee"}
 
 
@@ -46,7 +48,7 @@ def distribution_panels(study: Study, family: Family, load: Load) -> list[Panel]
                 lines.append(_line(study, cell.variant, _cumulative(cell, values), bare=True))
         silent = [c.variant for c in study.cells(family.workload, load) if not c.streams] if end == "first" else []
         subtitle = f"share of requests, {load.words}" + (f"; no stream: {listed(silent)}" if silent else "")
-        panels.append(Panel(title, subtitle, lines, x_title="seconds", log_x=True, top=100.0, key=key, unit="%"))
+        panels.append(Panel(title, subtitle, lines, x_title="seconds", log_x=True, top=100.0, key=key))
     return [panel for panel in panels if not panel.empty]
 
 
@@ -66,8 +68,9 @@ def sweep_panel(study: Study) -> Panel | None:
             base = study.cell(family.workload, family.loads[-1], study.baseline)
             found = difference(study, cell, base, "output_tokens_per_s") if cell and base else None
             if cell and found and variation is not None:
-                tip = f"{variant}, {family.workload} at {cell.load.words}: {times(found.ratio)} ({found.sure}), {_judged(found.verdict)}"
-                marks.append(Mark(variation, found.ratio, tip, found.low, found.high, hollow=cell.problem is not None))
+                place = f"{variant}, {family.workload} at {cell.load.words}"
+                tip = f"{place}: {times(found.ratio)} ({found.sure}), {_judged(found.verdict)}"
+                marks.append(Mark(variation, found.ratio, tip, found.low, found.high, verdict=found.verdict))
         lines.append(_line(study, variant, sorted(marks, key=lambda mark: mark.x)))
     band = (1 / (1 + floor), 1 + floor) if floor is not None else None
     return Panel(
@@ -75,10 +78,32 @@ def sweep_panel(study: Study) -> Panel | None:
         "above 1 is better; the shaded band is the noise" if band else "above 1 is better",
         lines,
         x_title="standard deviation of output lengths ÷ their mean",
-        rules=[Rule(1.0, study.baseline)],
+        rules=[Rule(1.0, "")],
         band=band,
         key="sweep",
     )
+
+
+def sweep_sentences(study: Study) -> list[str]:
+    """For each variant: the ratio with the least and the most variation, and from where on it pays."""
+    panel = sweep_panel(study)
+    said = []
+    for line in panel.lines if panel else ():
+        if not line.marks:
+            continue
+        least, most = line.marks[0], line.marks[-1]
+        paying = [mark.x for mark in line.marks if mark.verdict == "better"]
+        if any(mark.verdict == "unknown" for mark in line.marks):
+            pays = "how much of it is noise is not known"
+        else:
+            pays = f"better beyond the noise from {paying[0]:.2f} on" if paying else "never better beyond the noise"
+        ends = f"{times(least.y)} {_varying(least.x)}, {times(most.y)} {_varying(most.x)}"
+        said.append(f"{line.name}: {ends}; {pays}.")
+    return said
+
+
+def _varying(variation: float) -> str:
+    return f"where answers vary by {variation:.2f} of their mean" if variation else "where all answers are equally long"
 
 
 def _judged(verdict: str) -> str:
@@ -141,7 +166,8 @@ def _panel(
     ats = [load.at for load in family.loads]
     log = len(ats) > 2 and ats[0] > 0 and ats[-1] / ats[0] > 4
     rules = knee_rules(study, family, knee) if knee else []
-    return Panel(title, subtitle, lines, family.axis, "", ats, log, rules, key=key, note=_hollow(lines))
+    note = _hollow(lines)
+    return Panel(title, subtitle, lines, family.axis, x_ticks=ats, log_x=log, rules=rules, key=key, note=note)
 
 
 def _hollow(lines: Sequence[Line]) -> str:
@@ -153,13 +179,18 @@ def knee_rules(study: Study, family: Family, kind: str) -> list[Rule]:
     """The knees of one kind that were found, where they lie on this axis."""
     if family.kind != study_kind(study, family.workload):
         return []
-    rules = []
+    tips: dict[float, list[str]] = {}
+    styles: dict[float, list[int]] = {}
     for number, variant in enumerate(study.variants):
         found = ((study.results.get("knees") or {}).get(f"{variant}/{family.workload}") or {}).get(kind)
         if found and family.loads[0].at <= found["at"] <= family.loads[-1].at:
-            tip = f"{_KNEES[kind]} of {variant}: {short(found['at'])} {family.axis} ({found['confidence']})"
-            rules.append(Rule(found["at"], _KNEES[kind], number, upright=True, tip=tip))
-    return rules
+            told = f"{_KNEES[kind]} of {variant}: {short(found['at'])} {family.axis} ({found['confidence']})"
+            tips.setdefault(found["at"], []).append(told)
+            styles.setdefault(found["at"], []).append(number)
+    return [
+        Rule(at, _KNEES[kind], styles[at][0] if len(styles[at]) == 1 else None, upright=True, tip="\n".join(told))
+        for at, told in sorted(tips.items())
+    ]
 
 
 def study_kind(study: Study, workload: str) -> str:
@@ -223,10 +254,7 @@ def _tail_panel(study: Study, family: Family, metric: str, title: str, limit: st
     subtitle = f"{named}, s; lower is better" + (f"; no stream: {listed(silent)}" if silent else "")
     panel = _panel(study, family, lines, title, subtitle, metric, knee="latency" if metric == "e2e_ms" else "")
     notes = " ".join(filter(None, [f"{listed(far)}.".capitalize() if far else "", panel.note]))
-    return Panel(
-        panel.title, panel.subtitle, lines, panel.x_title, "s", panel.x_ticks, panel.log_x, [*rules, *panel.rules],
-        key=metric, note=notes,
-    )  # fmt: skip
+    return replace(panel, rules=[*rules, *panel.rules], note=notes)
 
 
 def _cumulative(cell: Cell, values: Sequence[float]) -> list[Mark]:
@@ -250,7 +278,8 @@ def knee_rows(study: Study) -> list[tuple[str, str, list[str]]]:
     for workload in study.workloads:
         for variant in study.variants:
             found = (study.results.get("knees") or {}).get(f"{variant}/{workload}")
-            if found:
+            counts = [len(f.loads) for f in study.families if f.workload == workload]
+            if found and max(counts) >= KNEE_NEEDS:
                 axis = next(
                     f.axis for f in study.families if (f.workload, f.kind) == (workload, study_kind(study, workload))
                 )

@@ -42,7 +42,7 @@ def _too_few_seats(study: Study, family: Family, cell: Cell) -> Said:
     time, free = cell.parts("request_time_ms"), not cell.total("preemptions")
     if time and time["wait_seats"] >= NOTABLE * time["total"] and free and time["wait_blocks"] < 0.01 * time["total"]:
         yield (
-            "Too few seats: requests wait for one while KV memory is free. More seats (max_num_seqs) would let them in.",
+            "Too few seats: requests wait for one while KV memory is free. More (max_num_seqs) would let them in.",
             f"waiting for a seat {_of(time, 'wait_seats')}, for KV memory {_of(time, 'wait_blocks')}, no preemption",
         )
 
@@ -52,7 +52,8 @@ def _too_little_memory(study: Study, family: Family, cell: Cell) -> Said:
     if preemptions or (time and time["wait_blocks"] >= NOTABLE * time["total"]):
         waited = f", waiting for KV memory {_of(time, 'wait_blocks')}" if time else ""
         yield (
-            "Too little KV memory: requests wait for blocks or are preempted. More of it (kv_cache_bytes) or fewer seats would help.",
+            "Too little KV memory: requests wait for blocks or are preempted. "
+            "More of it (kv_cache_bytes) or fewer seats would help.",
             f"{number(preemptions)} preemptions{waited}, peak {number(_peak(cell))} blocks",
         )
 
@@ -69,8 +70,8 @@ def _saturated(study: Study, family: Family, cell: Cell) -> Said:
     floor = study.floor("output_tokens_per_s")
     if rate / earlier <= 1 + (FLAT if floor is None else max(floor, FLAT)) and late / sooner >= SLOWER:
         yield (
-            f"Saturated: from {before.load.words} to {cell.load.words} more load gives no more throughput, only longer waiting.",
-            f"useful tokens/s {short(earlier)} to {short(rate)}, mean end-to-end latency {duration(sooner)} to {duration(late)}",
+            f"Saturated: from {before.load.words} to {cell.load.words} there is no more throughput, only waiting.",
+            f"tokens/s {short(earlier)} to {short(rate)}, mean end-to-end {duration(sooner)} to {duration(late)}",
         )
 
 
@@ -79,7 +80,7 @@ def _lock_step(study: Study, family: Family, cell: Cell) -> Said:
     if time and time["held"] >= LARGE * time["total"]:
         wasted = f", {_of(slots, 'finished_rows', number)} token-slots on finished rows" if slots else ""
         yield (
-            "Held by its longest answer: finished requests wait for the end of their batch, and nobody takes their place.",
+            "Held by its longest answer: finished requests wait for the end of the batch, and none takes their place.",
             f"held {_of(time, 'held')}{wasted}",
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream_client.report.formats import duration, listed, number, percent, short
@@ -14,7 +14,7 @@ MENTIONED = 0.1  # of the whole: a smaller difference is no reason
 
 @dataclass(frozen=True)
 class Part:
-    """One colour of a bar: its name in the results, on the bar, in the legend and in a sentence; ink is for its label."""
+    """One colour of a bar: its name in the results, on the bar, in the legend, in a sentence; ink is for its label."""
 
     key: str
     label: str
@@ -80,17 +80,19 @@ class Segment:
     value: float  # in the unit of the bars
     share: float  # of this bar
     width: float  # in per cent of the longest bar
+    text: str  # the value as it stands on the segment
     tip: str
 
     @property
     def fits(self) -> str:
         """Where there is room for its value: "all" screens, only a "wide" one, or none ("")."""
-        return "all" if self.width >= 14 else "wide" if self.width >= 4.5 else ""
+        need = len(self.text)
+        return "all" if self.width >= 2 + 2.2 * need else "wide" if self.width >= 1 + 0.8 * need else ""
 
     @property
     def word_fits(self) -> bool:
         """Whether a wide screen has room for its name as well."""
-        return self.width >= 0.8 * (len(self.part.label) + 6)
+        return self.width >= 1 + 0.8 * (len(self.part.label) + 1 + len(self.text))
 
 
 @dataclass(frozen=True)
@@ -107,13 +109,14 @@ class Bars:
     """All bars of one picture, on one scale."""
 
     key: str
-    unit: str
     bars: Sequence[StackedBar]
     parts: Sequence[Part]  # those that any bar has
 
     def text(self, value: float) -> str:
         """A value as it stands on a segment."""
-        return duration(value) if self.unit == "ms" else f"{value:.2f}"
+        if self.key == "engine_time_s":
+            return percent(value, 0)
+        return duration(value) if self.key == "request_time_ms" else f"{value:.2f}"
 
 
 def slot_bars(cells: Sequence[Cell]) -> Bars:
@@ -124,13 +127,13 @@ def slot_bars(cells: Sequence[Cell]) -> Bars:
         useful = parts["useful_decode"] + parts["useful_prefill"]
         if useful:
             scaled.append((cell, {name: value / useful for name, value in parts.items()}, parts))
-    return _bars("slots", "slots per useful token", SLOTS, scaled, lambda value: f"{number(value)} token-slots a run")
+    return _bars("slots", SLOTS, scaled, lambda value: f"{number(value)} token-slots a run")
 
 
 def request_time_bars(cells: Sequence[Cell]) -> Bars:
     """Milliseconds of an average request."""
     rows = [(cell, parts, parts) for cell in cells if (parts := cell.parts("request_time_ms"))]
-    return _bars("request_time_ms", "ms", REQUEST_TIME, rows, duration)
+    return _bars("request_time_ms", REQUEST_TIME, rows, duration)
 
 
 def engine_time_bars(cells: Sequence[Cell]) -> Bars:
@@ -142,10 +145,16 @@ def engine_time_bars(cells: Sequence[Cell]) -> Bars:
             known = sum(parts.get(part.key, 0.0) for part in ENGINE_TIME if part.key != "unexplained")
             full = parts | {"unexplained": max(parts["total"] - known, 0.0)}
             rows.append((cell, {name: value / parts["total"] for name, value in full.items()}, full))
-    return _bars("engine_time_s", "share of its time", ENGINE_TIME, rows, lambda value: f"{short(value)} s a run")
+    return _bars("engine_time_s", ENGINE_TIME, rows, lambda value: f"{short(value)} s a run")
 
 
-def _bars(key, unit, parts, rows, tip_of) -> Bars:  # type: ignore[no-untyped-def]
+Row = tuple[
+    Cell, dict[str, float], dict[str, float]
+]  # its parts in the unit of the bars, and as they are in the results
+
+
+def _bars(key: str, parts: Sequence[Part], rows: Sequence[Row], tip_of: Callable[[float], str]) -> Bars:
+    empty = Bars(key, [], [])
     longest = max((values["total"] for _, values, _ in rows), default=0.0)
     bars = []
     for cell, values, raw in rows:
@@ -156,10 +165,10 @@ def _bars(key, unit, parts, rows, tip_of) -> Bars:  # type: ignore[no-untyped-de
             if value > 0:
                 share = value / total
                 tip = f"{cell.variant}: {part.legend}: {percent(share)}, {tip_of(raw[part.key])}"
-                segments.append(Segment(part, value, share, 100 * value / longest, tip))
+                segments.append(Segment(part, value, share, 100 * value / longest, empty.text(value), tip))
         bars.append(StackedBar(cell, total, segments))
     used = {segment.part.key for bar in bars for segment in bar.segments if segment.width >= 0.05}
-    return Bars(key, unit, bars, [part for part in parts if part.key in used])
+    return Bars(key, bars, [part for part in parts if part.key in used])
 
 
 def unexplained(cells: Sequence[Cell]) -> list[str]:

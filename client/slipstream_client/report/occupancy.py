@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from slipstream_client.report.formats import number
@@ -22,6 +22,9 @@ class Slice:
     waiting: float = 0.0
     blocks: float = 0.0
     held: float = 0.0  # tokens
+
+
+_COLUMNS = tuple(column.name for column in fields(Slice))
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def _end(step: Step) -> float:
 
 def _slices(steps: Sequence[Step], span: float) -> list[Slice]:
     """Weighted by time; between two steps the engine held nothing in computation."""
-    totals = [[0.0] * 5 for _ in range(SLICES)]
+    totals = [[0.0] * len(_COLUMNS) for _ in range(SLICES)]
     width = span / SLICES
     for step in steps:
         start, end = max(step["start_s"], 0.0), min(_end(step), span)
@@ -135,11 +138,9 @@ def _tips(slices: Sequence[Slice], span: float, block_size: int | None) -> list[
     each, found = SLICES // TIPS, []
     for index in range(TIPS):
         here = slices[index * each : (index + 1) * each]
-        means = [
-            sum(getattr(s, name) for s in here) / each for name in ("working", "finished", "waiting", "blocks", "held")
-        ]
+        means = [sum(getattr(s, name) for s in here) / each for name in _COLUMNS]
         start, end = span * index / TIPS, span * (index + 1) / TIPS
-        said = f"{start:.3g}–{end:.3g} s: {means[0]:.1f} rows working"
+        said = f"{start:.3g} to {end:.3g} s: {means[0]:.1f} rows working"
         said += f", {means[1]:.1f} finished and still computed" if means[1] >= 0.05 else ""
         said += f", {means[2]:.1f} waiting, {number(means[3])} KV blocks"
         said += f" ({means[4] / (means[3] * block_size):.0%} of them filled)" if block_size and means[3] else ""

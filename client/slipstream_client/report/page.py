@@ -19,7 +19,7 @@ import jinja2
 from slipstream_client.report import curves, formats
 from slipstream_client.report.batching import batching_doubt, mean_batch
 from slipstream_client.report.changes import Change
-from slipstream_client.report.diagnosis import diagnose
+from slipstream_client.report.diagnosis import Finding, diagnose
 from slipstream_client.report.explain import (
     ENGINE_TIME,
     REQUEST_TIME,
@@ -149,6 +149,7 @@ def _context(study: Study, changes: Sequence[Change] | None) -> dict[str, Any]:
         ],
         "distributions": curves.distribution_panels(study, main, main.loads[-1]) if main else [],
         "sweep": curves.sweep_panel(study),
+        "sweep_sentences": curves.sweep_sentences(study),
         "sweep_rows": _sweep_rows(study),
         "knees": curves.knee_rows(study),
         "occupancy": occupancy(study, top),
@@ -156,7 +157,7 @@ def _context(study: Study, changes: Sequence[Change] | None) -> dict[str, Any]:
         "phase_words": WORDS,
         "ticks": ticks,
         "timeline_shown": SHOWN,
-        "findings": diagnose(study, main) if main else [],
+        "findings": _findings(study),
         "doubts": [(doubt, cell.load.at > 1) for cell in cells if (doubt := batching_doubt(cell))],
         "invalid": [cell for cell in cells if cell.invalid_because],
         "errors": _errors(study),
@@ -170,6 +171,13 @@ def _context(study: Study, changes: Sequence[Change] | None) -> dict[str, Any]:
         "differences_shown": DIFFERENCES_SHOWN,
         "p99_needs": P99_NEEDS,
     }
+
+
+def _findings(study: Study) -> list[tuple[str, list[Finding]]]:
+    """Of each variant that has any."""
+    found = diagnose(study, study.main) if study.main else []
+    each = [(variant, [finding for finding in found if finding.variant == variant]) for variant in study.variants]
+    return [(variant, its) for variant, its in each if its]
 
 
 def _swept(workload: str) -> bool:

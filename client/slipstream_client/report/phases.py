@@ -1,4 +1,4 @@
-"""The life of one request on the clock of its run: at the client, waiting, its prompt, its answer, held for its batch."""
+"""The life of one request on the clock of its run: at the client, waiting, prompt, answer, held for its batch."""
 
 from __future__ import annotations
 

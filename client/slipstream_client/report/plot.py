@@ -1,7 +1,7 @@
-"""Line charts and bar charts as inline SVG that takes its colours from the page, so that one drawing serves light and dark.
+"""Line charts as inline SVG that takes its colours from the page, so that one drawing serves light and dark.
 
-Text in the drawing is limited to ticks and labels. What the pointer shows lies over it as elements of the page, placed in
-per cent: they need no script, and their text keeps its size on a narrow screen.
+Text in the drawing is limited to ticks and labels. What the pointer shows lies over it as elements of the page,
+placed in per cent: they need no script, and their text keeps its size on a narrow screen.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
-from slipstream_client.report.formats import short
-
 WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 46, 104, 14, 42
 LABEL_LIMIT = 15  # characters
 LABEL_GAP = 15
+TOUCHING = 10  # units within which two marks are one place for the pointer
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,7 @@ class Mark:
     x_high: float | None = None
     hollow: bool = False  # not to be trusted: requests failed, or the point is invalid
     label: str = ""
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,6 @@ class Panel:
     subtitle: str
     lines: Sequence[Line]
     x_title: str = ""
-    unit: str = ""
     x_ticks: Sequence[float] | None = None  # None: round numbers
     log_x: bool = False
     log_y: bool = False
@@ -178,13 +177,19 @@ class _Drawing:
         self._end_labels()
         label = escape(f"{self.panel.title}. {self.panel.subtitle}")
         head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
-        return Markup(head + "".join(self.parts) + "</svg>"), self.hovers
+        return Markup(head + "".join(self.parts) + "</svg>"), self.hovers  # every name in it is escaped
 
     def _text(self, x: float, y: float, text: str, kind: str, anchor: str = "middle") -> None:
         self.parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def _hover(self, x: float, y: float, tip: str) -> None:
-        self.hovers.append(Hover(100 * x / WIDTH, 100 * y / HEIGHT, tip))
+        """Marks that lie on one another share their place, so that the pointer reaches all."""
+        left, top = 100 * x / WIDTH, 100 * y / HEIGHT
+        for at, other in enumerate(self.hovers):
+            if abs(other.left - left) * WIDTH < 100 * TOUCHING and abs(other.top - top) * HEIGHT < 100 * TOUCHING:
+                self.hovers[at] = Hover(other.left, other.top, f"{other.tip}\n{tip}")
+                return
+        self.hovers.append(Hover(left, top, tip))
 
     def _frame(self) -> None:
         panel, right, bottom = self.panel, WIDTH - RIGHT, HEIGHT - BOTTOM
@@ -213,7 +218,8 @@ class _Drawing:
             x = self.x.place(rule.at)
             bottom = HEIGHT - BOTTOM
             self.parts.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
-            self.parts.append(f'<path class="knee s{rule.style}" d="M{x - 5:.1f},{TOP - 8}h10l-5,8z"/>')
+            knee = "knee" if rule.style is None else f"knee s{rule.style}"
+            self.parts.append(f'<path class="{knee}" d="M{x - 5:.1f},{TOP - 8}h10l-5,8z"/>')
             self._hover(x, TOP - 4, rule.tip or rule.label)
             return
         y = self.y.place(rule.at)
@@ -240,7 +246,7 @@ class _Drawing:
                 abs(x - ox) < 8 + 6 * len(mark.label) and abs(y - oy) < 13 for ox, oy in self.labels
             ):
                 self.labels.append((x, y))
-                self._text(x, y - 9, mark.label, "tick")
+                self._text(x + 8, y + 4, mark.label, "tick at", "start")
             if mark.tip:
                 self._hover(x, y, mark.tip)
 
@@ -269,12 +275,9 @@ def _marker(kind: str, x: float, y: float, size: float = 4.2) -> str:
             *((-0.4, -1.2), (0.4, -1.2), (0.4, -0.4), (1.2, -0.4), (1.2, 0.4), (0.4, 0.4)),
             *((0.4, 1.2), (-0.4, 1.2), (-0.4, 0.4), (-1.2, 0.4), (-1.2, -0.4), (-0.4, -0.4)),
         ),
-        "X": ((-1.2, -0.7), (-0.7, -1.2), (0, -0.5), (0.7, -1.2), (1.2, -0.7), (0.5, 0), (1.2, 0.7), (0.7, 1.2), (0, 0.5),
-              (-0.7, 1.2), (-1.2, 0.7), (-0.5, 0)),
-    }[kind]  # fmt: skip
+        "X": (
+            *((-1.2, -0.7), (-0.7, -1.2), (0, -0.5), (0.7, -1.2), (1.2, -0.7), (0.5, 0)),
+            *((1.2, 0.7), (0.7, 1.2), (0, 0.5), (-0.7, 1.2), (-1.2, 0.7), (-0.5, 0)),
+        ),
+    }[kind]
     return "M" + "L".join(f"{x + size * dx:.1f},{y + size * dy:.1f}" for dx, dy in corners) + "z"
-
-
-def value_text(value: float, unit: str) -> str:
-    """A value with its unit."""
-    return f"{short(value)} {unit}".strip()

@@ -49,7 +49,7 @@ def _problems(study: Study, cells: Sequence[Cell]) -> list[str]:
 
 def _offline(study: Study, family: Family) -> Recommendation:
     use = "Offline work"
-    ends = [cell for cell in study.cells(family.workload, family.loads[-1])]
+    ends = study.cells(family.workload, family.loads[-1])
     best: dict[str, Cell] = {}
     for load in family.loads:
         for cell in study.cells(family.workload, load):
@@ -61,8 +61,9 @@ def _offline(study: Study, family: Family) -> Recommendation:
     ranked = sorted(best.values(), key=lambda cell: -(cell.metric("output_tokens_per_s") or 0.0))
     first, tied, rest, closest = _ranking(study, ranked, "output_tokens_per_s")
     rates = [f"{short(cell.metric('output_tokens_per_s') or 0)} of {cell.variant}" for cell in ranked[1:]]
+    most = short(first.metric("output_tokens_per_s") or 0)
     found = (
-        f"{first.variant} delivers the most useful tokens/s on {family.workload}: {short(first.metric('output_tokens_per_s') or 0)} "
+        f"{first.variant} delivers the most useful tokens/s on {family.workload}: {most} "
         f"(at {first.load.words}), against {listed(rates)}; each at its best load."
     )
     reason = slots_reason(first, rest[-1]) if rest else None
@@ -81,15 +82,18 @@ def _few_users(study: Study, family: Family) -> Recommendation:
     means = [f"{duration(cell.metric('e2e_mean_ms'))} of {cell.variant}" for cell in ranked[1:]]
     at = family.loads[0].words
     found = (
-        f"At {at} on {family.workload}, a whole answer takes {duration(first.metric('e2e_mean_ms'))} with {first.variant}, "
-        f"against {listed(means)}."
+        f"At {at} on {family.workload}, a whole answer takes {duration(first.metric('e2e_mean_ms'))} "
+        f"with {first.variant}, against {listed(means)}."
     )
     equals = [first, *tied]
     streaming = sorted((c for c in equals if c.metric("ttft_mean_ms")), key=lambda c: c.metric("ttft_mean_ms") or 0.0)
     if tied and streaming and len(streaming) < len(equals):
         first_tokens = listed([f"{duration(c.metric('ttft_mean_ms'))} with {c.variant}" for c in streaming])
         silent = listed([c.variant for c in equals if c not in streaming])
-        reason = f"Those that stream show their first token after {first_tokens}; {silent} show nothing before the whole answer."
+        reason = (
+            f"Those that stream show their first token after {first_tokens}; "
+            f"{silent} show nothing before the whole answer."
+        )
         lead, near, _, _ = _ranking(study, streaming, "ttft_mean_ms")
         sure = f"In the time of a whole answer: {_lower(_sure(first, tied, rest, closest))}"
         return Recommendation(use, _pick(lead, near), found, reason, sure)
@@ -117,10 +121,9 @@ def _many_users(study: Study, family: Family) -> Recommendation:
     target = f"the target “{name}” ({slo_words(study.slo[name])})"
     if not reached:
         top = _attained(study, family.loads[0], family, name)
-        return Recommendation(
-            use, "", f"None keeps {target} for {HELD:.0%} of its requests at any load tried, down to {family.loads[0].words}: {top}.",
-            "", "",
-        )  # fmt: skip
+        lowest = family.loads[0].words
+        found = f"None keeps {target} for {HELD:.0%} of its requests at any load tried, down to {lowest}: {top}."
+        return Recommendation(use, "", found, "", "")
     most = max(load.at for load in reached.values())
     winners = [variant for variant, load in reached.items() if load.at == most]
     held_words = [f"{variant} up to {load.words}" for variant, load in reached.items()]
@@ -161,8 +164,8 @@ def _by_tail(study: Study, family: Family, use: str) -> Recommendation:
     first, tied, rest, closest = _ranking(study, ranked, "e2e_p99_ms")
     tails = [f"{duration(cell.tail_ms('e2e_ms'))} of {cell.variant}" for cell in ranked[1:]]
     found = (
-        f"No target was given. At {family.loads[-1].words} on {family.workload} the tail ({first.tail_name}) of {first.variant} is "
-        f"{duration(first.tail_ms('e2e_ms'))}, against {listed(tails)}."
+        f"No target was given. At {family.loads[-1].words} on {family.workload} the tail ({first.tail_name}) "
+        f"of {first.variant} is {duration(first.tail_ms('e2e_ms'))}, against {listed(tails)}."
     )
     reason = _sentence(time_reason(first, rest[-1])) if rest else ""
     return Recommendation(use, _pick(first, tied), found, reason, _sure(first, tied, rest, closest))

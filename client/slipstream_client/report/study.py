@@ -207,7 +207,7 @@ class Study:
 
     @cached_property
     def main(self) -> Family | None:
-        """What the summary speaks of: the first workload that is no part of a sweep, at its closed loops if it has any."""
+        """What the summary speaks of: the first workload that is no part of a sweep, in closed loops if it has any."""
         return next(
             (f for f in self.families if not f.workload.startswith(SWEEP_PREFIX)), next(iter(self.families), None)
         )
@@ -238,7 +238,7 @@ class Study:
         return self._comparisons.get((cell.workload, cell.load.label, cell.variant))
 
     def floor(self, metric: str) -> float | None:
-        """The share by which two runs of one variant differ in 95 of 100 cases at most; None where it was not measured."""
+        """The share by which two runs of one variant differ at most in 95 of 100 cases; None where it is not known."""
         known = ((self.results.get("noise") or {}).get("metrics") or {}).get(metric)
         return known["floor"] if known else None
 

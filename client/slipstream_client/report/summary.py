@@ -57,8 +57,8 @@ def how_sure(study: Study) -> str:
     tail = study.floor("e2e_p99_ms")
     also = f" ({percent(tail)} in P99 latency)" if tail is not None else ""
     return (
-        f"Each figure is the mean of {study.repeats} repeats, the variants in turn; two runs of the same variant differ by less than "
-        f"{percent(floor)} in tokens/s{also} in 95 of 100 cases, and what is closer is called the same."
+        f"Each figure is the mean of {study.repeats} repeats, the variants in turn; two runs of one variant differ "
+        f"by less than {percent(floor)} in tokens/s{also} in 95 of 100 cases, and what is closer is called the same."
     )
 
 
@@ -103,9 +103,10 @@ def _cannot(study: Study, subject: Cell, base: Cell) -> str:
 
 def _verdict(study: Study, subject: Cell, base: Cell) -> str:
     gain = difference(study, subject, base, "output_tokens_per_s")
-    at = f"At {subject.load.words} on {subject.workload}"
+    at = f"At {subject.load.words} (workload {subject.workload})"
     if gain is None:
-        return f"Cannot say how {subject.variant} compares with {base.variant} at {subject.load.words}: no request was answered."
+        pair = f"{subject.variant} compares with {base.variant}"
+        return f"Cannot say how {pair} at {subject.load.words}: no request was answered."
     rates = (
         f"{short(subject.metric('output_tokens_per_s') or 0)} against {short(base.metric('output_tokens_per_s') or 0)}"
     )
@@ -143,7 +144,7 @@ def _lowest_load(study: Study, subject: Cell) -> list[str]:
     if low == subject.load or not mine or not base or mine.problem or base.problem:
         return []
     gain = difference(study, mine, base, "output_tokens_per_s")
-    return [f"At {low.words} {_short(gain)}."] if gain else []
+    return [f"At {low.words} {_short(mine, gain)}."] if gain else []
 
 
 def _other_workloads(study: Study, subject: Cell) -> list[str]:
@@ -153,7 +154,7 @@ def _other_workloads(study: Study, subject: Cell) -> list[str]:
             continue
         pair = _pair(study, workload, subject.variant)
         if pair and (gain := difference(study, *pair, "output_tokens_per_s")):
-            said.append(f"On {workload} at {pair[0].load.words} {_short(gain)}.")
+            said.append(f"On {workload} at {pair[0].load.words} {_short(pair[0], gain)}.")
     return said
 
 
@@ -165,7 +166,7 @@ def _equal_lengths(study: Study, subject: Cell) -> list[str]:
             continue
         pair = _pair(study, workload, subject.variant)
         if pair and (gain := difference(study, *pair, "output_tokens_per_s")):
-            words = _short(gain)
+            words = _short(pair[0], gain)
             small = (
                 ""
                 if gain.verdict == "same" or abs(gain.ratio - 1) > 0.5
@@ -189,11 +190,11 @@ def _pair(study: Study, workload: str, name: str) -> tuple[Cell, Cell] | None:
     return None
 
 
-def _short(gain: Difference) -> str:
+def _short(cell: Cell, gain: Difference) -> str:
     if gain.verdict == "same":
         return f"there is no difference beyond the noise ({times(gain.ratio)})"
-    interval = f", {gain.interval}" if gain.interval else ""
-    return f"the ratio is {times(gain.ratio)}{interval}"
+    interval = f" ({gain.interval})" if gain.interval else ""
+    return f"{cell.variant} delivers {times(gain.ratio)} as much{interval}"
 
 
 def _answers(study: Study) -> str:

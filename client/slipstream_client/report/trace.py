@@ -1,4 +1,4 @@
-"""trace.json in Chrome's trace event format, which Perfetto opens: one process a run, its engine's steps and its requests.
+"""trace.json in Chrome's trace event format, which Perfetto opens: one process a run, its steps and its requests.
 
 The format: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """

@@ -11,7 +11,7 @@ from slipstream_client.report.study import METRICS, Cell, Study
 
 @dataclass(frozen=True)
 class Difference:
-    """The ratio of two cells in one metric; `verdict` is better, worse, same, or unknown where no noise was measured."""
+    """The ratio of two cells in one metric; `verdict` is better, worse, same, or unknown without a noise floor."""
 
     ratio: float
     low: float | None
