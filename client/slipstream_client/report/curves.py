@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from slipstream_client.report.formats import duration, listed, percent, short, times
 from slipstream_client.report.plot import Line, Mark, Panel, Rule
@@ -183,7 +184,7 @@ def knee_rules(study: Study, family: Family, kind: str) -> list[Rule]:
     styles: dict[float, list[int]] = {}
     for number, variant in enumerate(study.variants):
         found = ((study.results.get("knees") or {}).get(f"{variant}/{family.workload}") or {}).get(kind)
-        if found and family.loads[0].at <= found["at"] <= family.loads[-1].at:
+        if found and found["at"] is not None and family.loads[0].at <= found["at"] <= family.loads[-1].at:
             told = f"{_KNEES[kind]} of {variant}: {short(found['at'])} {family.axis} ({found['confidence']})"
             tips.setdefault(found["at"], []).append(told)
             styles.setdefault(found["at"], []).append(number)
@@ -283,9 +284,11 @@ def knee_rows(study: Study) -> list[tuple[str, str, list[str]]]:
                 axis = next(
                     f.axis for f in study.families if (f.workload, f.kind) == (workload, study_kind(study, workload))
                 )
-                words = [
-                    f"{short(knee['at'])} {axis}: {knee['confidence']}" if (knee := found.get(kind)) else "no knee"
-                    for kind in _KNEES
-                ]
-                rows.append((variant, workload, words))
+                rows.append((variant, workload, [_knee_words(found.get(kind), axis) for kind in _KNEES]))
     return rows
+
+
+def _knee_words(knee: dict[str, Any] | None, axis: str) -> str:
+    if not knee or knee["at"] is None:
+        return f"no knee: {knee['reason']}" if knee else "no knee"
+    return f"{short(knee['at'])} {axis}: {knee['confidence']}"
