@@ -280,7 +280,7 @@ def _explain(run: dict[str, Any], records: list[dict[str, Any]], steps: list[dic
         "useful": running * useful / total,
         "wasted": running * (1 - useful / total),
         "scheduling": sum(step["schedule_s"] for step in steps),
-        "sampling": sum(step["update_s"] for step in steps),
+        "bookkeeping": sum(step["update_s"] for step in steps),
         "messages": len(steps) * 0.0,
     }
     span = steps[-1]["start_s"] + steps[-1]["run_s"] + steps[-1]["schedule_s"] + steps[-1]["update_s"]

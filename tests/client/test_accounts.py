@@ -55,7 +55,8 @@ def test_the_time_of_the_engine_is_its_steps_and_the_gaps_between_them() -> None
     assert found == {
         "useful": pytest.approx(0.06 * 3 / 4 + 0.10 + 0.04 / 2),
         "wasted": pytest.approx(0.06 / 4 + 0.04 / 2),
-        "scheduling": pytest.approx(3 * 0.03),
+        "scheduling": pytest.approx(3 * 0.01),
+        "bookkeeping": pytest.approx(3 * 0.02),
         "messages": pytest.approx(0.60 - 0.59),
         "idle": pytest.approx((0.5 - 0.25) + (0.80 - 0.73) + (1.25 - 0.87)),
         "unexplained": pytest.approx(0.0),

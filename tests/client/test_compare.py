@@ -37,8 +37,8 @@ def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream_client.commands.compare.write_pages", lambda *_: (None, None))
 
 
-def compare(triton: FakeTriton, out: Path, *more: str) -> Any:
-    arguments = ["compare", "--url", triton.url, "--out", str(out), "--workload", "fixed:3,4"]
+def compare(triton: FakeTriton, out: Path, *more: str, workload: str = "fixed:3,4") -> Any:
+    arguments = ["compare", "--url", triton.url, "--out", str(out), "--workload", workload]
     return CliRunner().invoke(cli.app, [*arguments, *more])
 
 
@@ -176,11 +176,12 @@ def test_prompts_of_a_file_have_no_length_to_miss(triton: FakeTriton, tmp_path: 
     triton.script = lambda received: answer([1, 2, 3])
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Why is the sky blue?"}\n{"prompt": "And the sea?", "max_tokens": 9}\n')
-    load = ["--workload", str(prompts), "--concurrency", "2", "--requests", "2", "--batchers", "static,continuous"]
-    result = compare(triton, tmp_path, *load)
+    load = ["--concurrency", "2", "--requests", "2", "--batchers", "static,continuous"]
+    result = compare(triton, tmp_path, *load, workload=str(prompts))
     assert result.exit_code == 0, result.output
     results = results_of(tmp_path)
-    assert (results["workload"]["name"], results["workload"]["input_token_mismatches"]) == ("prompts.jsonl", 0)
+    assert [workload["name"] for workload in results["workloads"]] == ["prompts.jsonl"]
+    assert results["quality"]["input_token_mismatches"] == 0
     assert [run["failures"] for run in results["runs"]] == [0, 0]
     rows = [row for received in triton.received for row in received.rows() if row.text == "And the sea?"]
     assert [row.sampling[0]["max_tokens"] for row in rows] == [9, 9]

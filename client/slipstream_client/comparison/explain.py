@@ -30,7 +30,7 @@ SLOTS = {
     "recomputed": "recomputed_rows",
 }
 USEFUL_SLOTS = ("useful_decode", "useful_prefill")
-ENGINE_TIMES = ("useful", "wasted", "scheduling", "messages", "idle")
+ENGINE_TIMES = ("useful", "wasted", "scheduling", "bookkeeping", "messages", "idle")
 # In the order in which they follow one another.
 REQUEST_TIMES = (
     "client",
@@ -61,8 +61,8 @@ def explain_slots(steps: Sequence[Step], computed: int | None) -> dict[str, int]
 def explain_engine_time(steps: Sequence[Step], start_s: float, end_s: float) -> dict[str, float] | None:
     """Seconds of the engine in the window from `start_s` to `end_s`; None without records.
 
-    A step's computing is useful and wasted in the proportion of its rows. `scheduling` is choosing what to compute and
-    taking in the result; `messages` the time between two steps while there are requests in the engine: reading and
+    A step's computing is useful and wasted in the proportion of its rows. `scheduling` is choosing what to compute,
+    `bookkeeping` taking in the result; `messages` the time between two steps while there are requests in the engine: reading and
     answering its doors, and, under a batcher of Triton's that decides about each step, waiting for it; `idle` the time
     in which the engine had no request.
     """
@@ -76,7 +76,8 @@ def explain_engine_time(steps: Sequence[Step], start_s: float, end_s: float) -> 
         share = sum(rows[kind] for kind in USEFUL_SLOTS) / total if total else 0.0
         seconds["useful"] += step["run_s"] * share
         seconds["wasted"] += step["run_s"] * (1 - share)
-        seconds["scheduling"] += step["schedule_s"] + step["update_s"]
+        seconds["scheduling"] += step["schedule_s"]
+        seconds["bookkeeping"] += step["update_s"]
     for step, after in pairwise(inside):
         seconds["messages" if step["left"] else "idle"] += max(after["start_s"] - _end_s(step), 0.0)
     seconds["idle"] += inside[0]["start_s"] - start_s + max(end_s - _end_s(inside[-1]), 0.0)

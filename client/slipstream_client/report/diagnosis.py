@@ -143,8 +143,8 @@ def _idle(study: Study, family: Family, cell: Cell) -> Said:
 
 def _overhead(study: Study, family: Family, cell: Cell) -> Said:
     time = cell.parts("engine_time_s")
-    if time and time["scheduling"] + time["sampling"] + time["messages"] >= LARGE * time["total"]:
-        parts = ", ".join(f"{name} {_of(time, name, _seconds)}" for name in ("scheduling", "sampling", "messages"))
+    if time and time["scheduling"] + time["bookkeeping"] + time["messages"] >= LARGE * time["total"]:
+        parts = ", ".join(f"{name} {_of(time, name, _seconds)}" for name in ("scheduling", "bookkeeping", "messages"))
         yield "Much of the engine's time is not computation.", parts
 
 

@@ -65,7 +65,7 @@ ENGINE_TIME = (
     Part("useful", "useful", "computing useful rows", "computing useful rows", BLUE, useful=True),
     Part("wasted", "wasted", "computing wasted rows", "computing wasted rows", RED),
     Part("scheduling", "scheduling", "scheduling", "scheduling", LILAC, DARK),
-    Part("sampling", "sampling", "sampling and bookkeeping", "sampling", GREEN),
+    Part("bookkeeping", "bookkeeping", "taking in what was computed", "bookkeeping", GREEN),
     Part("messages", "messages", "messages to and from the doors", "messages", PINK, DARK),
     Part("idle", "idle", "idle: nothing to do", "idle", PALE, DARK),
     Part("unexplained", "?", "unexplained", "not explained", GREY),
