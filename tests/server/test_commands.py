@@ -92,9 +92,10 @@ def test_compare_measures_all_batchers_and_finds_their_answers_equal(server: Tri
     load = ["--workload", "fixed:20,6", "--concurrency", "3", "--requests", "3"]
     results = json.loads(slipstream("compare", *where, *load, "--json"))
     assert results == json.loads((tmp_path / "results.json").read_text())
-    runs = {run["batcher"]: run for run in results["runs"]}
+    runs = {run["variant"]: run for run in results["runs"]}
     assert list(runs) == ["static", "dynamic", "iterative", "continuous"]
-    assert results["quality"] == {"equal": True, "compared": 9, "different": []}
+    quality = results["quality"]
+    assert (quality["equal"], quality["compared"], quality["input_token_mismatches"]) == (True, 9, 0)
     for batcher, figures in runs.items():
         assert (figures["requests"], figures["failures"]) == (3, 0)
         # Every row but that of each answer's last token; nothing is padding where all lengths are equal.
@@ -114,6 +115,32 @@ def test_compare_measures_all_batchers_and_finds_their_answers_equal(server: Tri
     assert {record["output_tokens"] for record in records} == {6}
     assert {record["stats"]["cached_tokens"] for record in records} == {0}
     assert "<html" in (tmp_path / "report.html").read_text()
+
+
+def test_compare_explains_where_all_rows_and_all_of_the_requests_time_went(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    where = ["--url", server.grpc_url, "--metrics-url", server.metrics_url, "--out", tmp_path]
+    load = ["--workload", "mixed", "--max-output", "24", "--concurrency", "4", "--requests", "8"]
+    results = json.loads(slipstream("compare", *where, *load, "--json"))
+    steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    for run in results["runs"]:
+        batcher, slots, spent = run["variant"], run["slots"], run["request_time_ms"]
+        answers = [record for record in records if record["run"] == run["id"]]
+        tokens = sum(record["input_tokens"] + record["output_tokens"] - 1 for record in answers)
+        assert slots["useful_decode"] + slots["useful_prefill"] == tokens
+        assert (slots["unexplained"], slots["total"]) == (0, run["computed_tokens"])
+        assert len([step for step in steps if step["run"] == run["id"]]) >= max(r["output_tokens"] for r in answers)
+        padded = slots["prompt_padding"] + slots["finished_rows"]
+        assert (padded > 0) == (batcher in ("static", "dynamic")), batcher
+        mean_ms = sum(record["last"] - record["intended"] for record in answers) / len(answers) * 1000
+        assert spent["total"] == pytest.approx(mean_ms)
+        assert abs(spent["unexplained"]) < 0.02 * spent["total"]
+        assert (spent["held"] > 0) == (batcher in ("static", "dynamic")), batcher
+        engine = run["engine_time_s"]
+        assert abs(engine["unexplained"]) < 0.02 * engine["total"]
+        assert engine["total"] == pytest.approx(run["duration_s"])
 
 
 def test_compare_says_where_the_dynamic_batcher_did_not_batch(server: TritonServer, tmp_path: Path) -> None:
