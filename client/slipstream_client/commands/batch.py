@@ -60,8 +60,9 @@ def batch(
 ) -> None:
     """Answer every request of a file. Started again after an interruption, it sends what has no answer yet.
 
-    Lines are our own ({"prompt" or "messages" or "input_ids", sampling parameters, "id"}) or those of OpenAI's batch
-    files. Exits with 1 if a request has failed.
+    A line is {"id", "prompt" or "messages" or "input_ids", sampling parameters} or one of OpenAI's batch files.
+
+    Exits with 1 if a request has failed.
     """
     if url is not None and (model is not None or device is not None):
         raise SlipstreamError("--model and --device are the server's: they cannot be changed with --url")

@@ -11,6 +11,7 @@ from slipstream_client.offline.runner import Attempt, Outcome
 from slipstream_client.tensors import Generation
 
 _LINE_EVERY_S = 10.0
+_WIDE = 76  # cells, for the times to stand beside the counts
 
 
 class BatchProgress:
@@ -22,22 +23,21 @@ class BatchProgress:
         self.ended = answered_before
         self.answered = self.failed = self.retried = self.tokens = 0  # of this run
         self._start = self._last_line = time.monotonic()
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=max(4, min(30, console.width - _WIDE + 12))),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("requests, {task.fields[note]}"),
+            *(times if console.width >= _WIDE else ()),
             console=console,
             refresh_per_second=2,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("requests", total=total, completed=answered_before, note="")
+        self._task = self._bar.add_task("", total=total, completed=answered_before, note=self._note())
 
     def __enter__(self) -> BatchProgress:
+        self._start = self._last_line = time.monotonic()  # a server may have been started meanwhile
         self._bar.start()
         return self
 
