@@ -109,14 +109,15 @@ class _Run:
         return LoadReport(self._start, self._meter.lag())
 
     def _open_places(self) -> None:
-        """All at once, or with the clients of a closed loop; where they batch, with the first of each batch."""
-        load, count = self._options.load, self._num_places or 0
-        starts = load.client_starts()[:: self._batch_size] if isinstance(load, ClosedLoop) else [0.0] * count
-        for start in starts[:count]:
-            if start:
-                asyncio.get_running_loop().call_later(start, self._free.put_nowait, start)
+        """All at once, or evenly over the ramp of a closed loop."""
+        load = self._options.load
+        ramp_up_s = load.ramp_up_s if isinstance(load, ClosedLoop) else 0.0
+        for place in range(self._num_places or 0):
+            opens = ramp_up_s * place / (self._num_places or 1)
+            if opens:
+                asyncio.get_running_loop().call_later(opens, self._free.put_nowait, opens)
             else:
-                self._free.put_nowait(start)
+                self._free.put_nowait(opens)
 
     async def _dispatch(self, tasks: list[asyncio.Task[None]]) -> None:
         """Start a task for each request, or batch, as soon as it may be sent."""
