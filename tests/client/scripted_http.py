@@ -82,7 +82,7 @@ class Served:
     @property
     def text(self) -> str:
         if "inputs" in self.body:
-            return str(self.body["inputs"][0]["data"][0])
+            return str({tensor["name"]: tensor["data"][0] for tensor in self.body["inputs"]}["text_input"])
         return str(self.body.get("text_input") or self.body["prompt"])
 
     @property
@@ -139,7 +139,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(Answer({"error": f"Request for unknown model: '{name}' is not found"}, 400))
 
     def do_POST(self) -> None:
-        served = self._served()
+        try:
+            self._follow_script(self._served())
+        except OSError:
+            self.close_connection = True
+            self.server.client_left.set()
+
+    def _follow_script(self, served: Served) -> None:
         streaming = False
         for step in self.server.script(served):
             if isinstance(step, Pause):

@@ -124,7 +124,7 @@ def test_a_retry_holds_its_place_and_counts_from_the_intended_time(triton: FakeT
     first, second = loaded.records
     assert (first.retries, second.retries) == (1, 0)
     assert from_intended_ms(loaded) == pytest.approx([300, 300], abs=loaded.tolerance_ms)
-    assert second.e2e_ms < 200
+    assert second.e2e_ms < 250
 
 
 def test_every_request_of_a_burst_is_sent_and_recorded_once(triton: FakeTriton) -> None:
