@@ -181,8 +181,3 @@ def test_the_hash_of_what_is_offered_covers_texts_lengths_limits_and_times() -> 
         offered_sha256(make_workload("fixed:2,3", 2, seed=1).requests, [0.5, 1.25]),
     ]
     assert len({offered, *others}) == 6
-
-
-def test_the_clients_of_a_closed_loop_begin_evenly_over_its_ramp() -> None:
-    assert ClosedLoop(4, ramp_up_s=2.0).client_starts() == [0.0, 0.5, 1.0, 1.5]
-    assert ClosedLoop(2).client_starts() == [0.0, 0.0]

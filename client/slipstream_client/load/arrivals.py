@@ -42,10 +42,6 @@ class ClosedLoop:
         """Its name among the points of a comparison."""
         return f"c{self.concurrency}"
 
-    def client_starts(self) -> list[float]:
-        """When each client begins: evenly over the ramp, the first at once."""
-        return [self.ramp_up_s * client / self.concurrency for client in range(self.concurrency)]
-
     def intended_times(self, count: int, seed: int) -> None:
         """None: the times follow from the answers."""
 
