@@ -49,7 +49,7 @@ def cells() -> list[Cell]:
         time = dict.fromkeys((part.key for part in REQUEST_TIME), 0.0)
         time |= {"prefill": 100.0, "decode": 300.0} | ({"held": 500.0} if run["variant"] == "dynamic" else {})
         run["request_time_ms"] = time | {"total": sum(time.values())}
-        spent = {"useful": 6.0, "wasted": 1.0, "scheduling": 1.0, "sampling": 0.5, "messages": 0.5, "idle": 0.9}
+        spent = {"useful": 6.0, "wasted": 1.0, "scheduling": 1.5, "messages": 0.5, "idle": 0.9, "unexplained": 0.1}
         run["engine_time_s"] = spent | {"total": 10.0}
     study = Study(results, requests, steps)
     return study.cells("mixed", study.families[0].loads[0])
@@ -79,7 +79,7 @@ def test_lengths_compare_across_variants_and_only_parts_that_are_there_have_a_le
     assert [segment.text for segment in bars.bars[0].segments] == ["100 ms", "300 ms", "500 ms"]
 
 
-def test_what_the_engine_s_parts_leave_open_is_shown_as_unexplained(cells: list[Cell]) -> None:
+def test_the_engine_s_time_is_drawn_as_shares(cells: list[Cell]) -> None:
     bars = engine_time_bars(cells)
     assert parts_of(bars, 0)["unexplained"] == pytest.approx(0.01)
     assert sum(parts_of(bars, 0).values()) == pytest.approx(1.0)

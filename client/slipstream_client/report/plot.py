@@ -156,7 +156,7 @@ class _Drawing:
         panel = self.panel
         marks = [mark for line in panel.lines for mark in line.marks]
         xs = [x for m in marks for x in (m.x, m.x_low, m.x_high) if x is not None] + list(panel.x_ticks or ())
-        ys = [y for m in marks for y in (m.y, m.high) if y is not None]
+        ys = [y for m in marks for y in (m.y, m.low, m.high) if y is not None]
         ys += [rule.at for rule in panel.rules if not rule.upright]
         top = panel.top or max(ys, default=1.0) * 1.06 or 1.0
         single = panel.x_ticks is not None and len(set(panel.x_ticks)) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slipstream_client.comparison.slo import wilson_interval
 from slipstream_client.report.batching import batching_doubt
 from slipstream_client.report.explain import slots_reason, time_reason
 from slipstream_client.report.formats import duration, listed, percent, short, times
@@ -204,7 +205,9 @@ def _attained(study: Study, load: Load, family: Family, slo: str) -> str:
         if share is not None:
             entries = [run["slo"][slo] for run in cell.runs]
             good, sent = (sum(entry[key] for entry in entries) for key in ("good", "sent"))
-            found.append(f"{cell.variant} {percent(share)} ({good} of {sent})")
+            low, high = wilson_interval(good, sent)
+            interval = f"{percent(low, 0)} to {percent(high, 0)}"
+            found.append(f"{cell.variant} {percent(share)} ({good} of {sent}, 95% interval {interval})")
     return "within the target " + listed(found)
 
 

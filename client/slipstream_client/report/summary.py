@@ -58,7 +58,8 @@ def how_sure(study: Study) -> str:
     also = f" ({percent(tail)} in P99 latency)" if tail is not None else ""
     return (
         f"Each figure is the mean of {study.repeats} repeats, the variants in turn; two runs of one variant differ "
-        f"by less than {percent(floor)} in tokens/s{also} in 95 of 100 cases, and what is closer is called the same."
+        f"by less than {percent(floor)} in tokens/s{also} in 95 of 100 cases; a difference that this explains is called "
+        "the same."
     )
 
 

@@ -38,7 +38,7 @@ class Difference:
     @property
     def sure(self) -> str:
         """The certainty in words, to stand in brackets."""
-        if self.verdict == "unknown":
+        if self.floor is None:
             return "how sure is not known: the noise of this machine was not measured"
         name = "the repeats span" if self.of_repeats else "95% interval"
         known = [f"{name} {self.interval}"] if self.interval else []
