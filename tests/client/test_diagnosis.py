@@ -37,7 +37,9 @@ def found(**figures: Any) -> list[tuple[str, str]]:
     before, run = results["runs"]
     time = NO_TIME | {"decode": 1000.0 - sum(figures.get("time", {}).values())} | figures.get("time", {})
     slots = NO_SLOTS | {"useful_decode": 1000 - sum(figures.get("slots", {}).values())} | figures.get("slots", {})
-    engine = {"wasted": 0.0, "scheduling": 0.0, "messages": 0.0, "idle": 0.0} | figures.get("engine", {})
+    engine = {"wasted": 0.0, "scheduling": 0.0, "bookkeeping": 0.0, "messages": 0.0, "idle": 0.0} | figures.get(
+        "engine", {}
+    )
     run |= {
         "request_time_ms": time | {"total": 1000.0},
         "slots": slots | {"total": 1000},
@@ -82,7 +84,7 @@ def test_nothing_remarkable_has_no_finding() -> None:
         (
             {"engine": {"scheduling": 1.0, "messages": 1.5}},
             "Much of the engine's time",
-            "scheduling 1 s (10%), messages 1.5 s (15%)",
+            "scheduling 1 s (10%), bookkeeping 0 s (0%), messages 1.5 s (15%)",
         ),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",

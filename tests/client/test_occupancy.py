@@ -29,7 +29,7 @@ def test_rows_are_averaged_over_time_and_finished_ones_stand_on_top() -> None:
     shown = strips(
         [
             STEP | {"start_s": 0.0, "run_s": 1.0, "running": 8},
-            STEP | {"start_s": 1.0, "run_s": 3.0, "running": 8, "finished_rows": 6},
+            STEP | {"start_s": 1.0, "run_s": 3.0, "running": 2, "finished_rows": 6},
         ],
         max_num_seqs="16",
         block_size="16",

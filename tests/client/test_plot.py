@@ -102,6 +102,23 @@ def test_throughput_has_its_intervals_as_whiskers_or_else_the_span_of_the_repeat
     assert (mark.low, mark.high) == (min(rates), max(rates))
 
 
+def test_of_a_single_load_the_marks_stand_side_by_side() -> None:
+    study = Study(*comparison(points=("c4",), count=6))
+    panel = load_panels(study, study.families[0])[0]
+    assert [mark.x for line in panel.lines for mark in line.marks] == [0, 1, 2, 3]
+    assert panel.x_title == "4 clients"
+    assert texts(panel).count("4 clients") == 1
+    assert not {"0", "1", "2", "3"} & set(texts(panel)[-5:])
+
+
+def test_goodput_of_nothing_has_no_chart() -> None:
+    results, requests, steps = comparison(points=POINTS)
+    for run in results["runs"]:
+        run["slo"]["chat"]["goodput_per_s"] = 0.0
+    study = Study(results, requests, steps)
+    assert [p.key for p in load_panels(study, study.families[0]) if p.key.startswith("goodput")] == ["goodput whole"]
+
+
 def test_targets_are_drawn_where_they_lie_near_and_told_where_they_are_far() -> None:
     results, requests, steps = comparison(points=POINTS)
     slowest = max(run["ttft_ms"]["p99"] for run in results["runs"] if run["ttft_ms"])

@@ -44,6 +44,14 @@ def test_two_that_the_noise_cannot_tell_apart_are_both_named() -> None:
     assert offline.sure.startswith("No difference beyond the noise between continuous and iterative.")
 
 
+def test_a_large_noise_floor_is_told_beside_an_equality() -> None:
+    data = comparison(points=POINTS)
+    set_rates(data, {"iterative": 200.0, "continuous": 200.1})
+    data[0]["noise"]["metrics"]["output_tokens_per_s"]["floor"] = 0.25
+    offline, _, _ = answers(data)
+    assert "But the noise is large: a floor of 25.0% hides any difference smaller than that." in offline.sure
+
+
 def test_each_variant_is_taken_at_its_own_best_load() -> None:
     data = comparison(points=POINTS)
     set_rates(data, {"dynamic": 300.0}, "c4")

@@ -313,13 +313,13 @@ def test_the_statistics_of_the_comparison_itself_are_shown(page) -> None:
         f"95% interval {found['low']:.2f}x to {found['high']:.2f}x, noise floor {found['noise'] * 100:.1f}%"
         in shown.text
     )
-    (interval,) = [
+    (expected,) = [
         i["metrics"]["output_tokens_per_s"]
         for i in results["intervals"]
         if (i["variant"], i["point"]) == ("continuous", "c16")
     ]
     row = shown.rows_of("continuous", RESULT_COLUMNS)[3]
-    assert row[1].endswith(f" {interval['low']:.1f}–{interval['high']:.1f}")  # noqa: RUF001
+    assert row[1].endswith(f" {expected['low']:.1f}–{expected['high']:.1f}")  # noqa: RUF001
     assert "no knee: " in shown.text or "clients: " in shown.text
 
 

@@ -126,7 +126,8 @@ def test_labels_of_charts_and_bars_do_not_overlap(shown: Any) -> None:
     overlaps = shown.evaluate("""() => [...document.querySelectorAll('.plot svg')].flatMap(svg => {
       const boxes = [...svg.querySelectorAll('text.name')].map(e => [e.textContent, e.getBoundingClientRect()])
       const over = (p, q) => Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4
-      return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([_, q]) => over(p, q)).map(([b]) => `${a} on ${b}`)) })""")
+      return boxes.flatMap(([a, p], i) =>
+        boxes.slice(i + 1).filter(([_, q]) => over(p, q)).map(([b]) => `${a} on ${b}`)) })""")
     assert overlaps == []
     cut = shown.evaluate("""() => [...document.querySelectorAll('.on')]
       .filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)""")

@@ -35,7 +35,8 @@ def load_panels(study: Study, family: Family) -> list[Panel]:
         lines = _over_load(study, family, _goodput_of(name), _goodput_span(name), "requests/s", _share_within(name))
         first = name == next(iter(study.slo))
         title, subtitle = f"Goodput, target “{name}”", f"requests/s within it: {slo_words(limits)}"
-        panels.append(_panel(study, family, lines, title, subtitle, f"goodput {name}", knee="slo" if first else ""))
+        if any(mark.y for line in lines for mark in line.marks):
+            panels.append(_panel(study, family, lines, title, subtitle, f"goodput {name}", knee="slo" if first else ""))
     return [panel for panel in panels if not panel.empty]
 
 
@@ -176,11 +177,22 @@ def _over_load(
 def _panel(
     study: Study, family: Family, lines: list[Line], title: str, subtitle: str, key: str, knee: str = ""
 ) -> Panel:
+    if len(family.loads) == 1:
+        return _one_load(family, lines, title, subtitle, key)
     ats = [load.at for load in family.loads]
     log = len(ats) > 2 and ats[0] > 0 and ats[-1] / ats[0] > 4
     rules = knee_rules(study, family, knee) if knee else []
     note = _hollow(lines)
     return Panel(title, subtitle, lines, family.axis, x_ticks=ats, log_x=log, rules=rules, key=key, note=note)
+
+
+def _one_load(family: Family, lines: Sequence[Line], title: str, subtitle: str, key: str) -> Panel:
+    """Of one load there is no line to draw: its marks stand side by side."""
+    beside = [replace(line, marks=[replace(mark, x=at) for mark in line.marks]) for at, line in enumerate(lines)]
+    places = list(range(len(lines)))
+    blank = [""] * len(lines)
+    place = family.loads[0].words
+    return Panel(title, subtitle, beside, place, x_ticks=places, x_labels=blank, key=key, note=_hollow(lines))
 
 
 def _hollow(lines: Sequence[Line]) -> str:

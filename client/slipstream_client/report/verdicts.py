@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from slipstream_client.report.formats import percent
 from slipstream_client.report.study import METRICS, Cell, Study
 
+LARGE_FLOOR = 0.1  # a noise floor above this hides differences that people care about
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -26,6 +28,11 @@ class Difference:
         low, high = (1 / self.high if self.high else None), (1 / self.low if self.low else None)
         verdict = {"better": "worse", "worse": "better"}.get(self.verdict, self.verdict)
         return Difference(1 / self.ratio, low, high, self.floor, verdict, self.of_repeats)
+
+    @property
+    def hides_much(self) -> bool:
+        """Whether a difference that matters could be there unseen."""
+        return self.floor is not None and self.floor > LARGE_FLOOR
 
     @property
     def interval(self) -> str:
