@@ -133,7 +133,7 @@ class Simulation:
             "prompt_padding_rows": padded - sum(prompts),
             "finished_rows": finished,
             "sampled_rows": len(live) + len(fresh),
-            "running": len(self._running),
+            "running": len(live) + len(fresh),
             "waiting": waiting,
             "left": sum(request["end"] is None for request in self._running) + waiting,
             "preemptions": 0,

@@ -208,7 +208,25 @@ def conclude(results: dict[str, Any], requests: list[dict[str, Any]]) -> None:
         ]
         results["knees"][f"{variant}/{workload}"] = _knees(here)
     compared = max(len(results["runs"]) - 1, 0) * (results["runs"][0]["requests"] if results["runs"] else 0)
-    results["quality"] = {"equal": True if compared else None, "compared": compared, "different": []}
+    results["quality"] = {"equal": True if compared else None, "compared": compared, "different": [], "agreement": {}}
+    results["intervals"] = [
+        {
+            "workload": workload,
+            "point": point,
+            "variant": variant,
+            "repeats": len(runs),
+            "metrics": {metric: _interval(runs, metric) for metric in METRICS},
+        }
+        for (workload, point, variant), runs in groups.items()
+    ]
+
+
+def _interval(runs: list[dict[str, Any]], metric: str) -> dict[str, float | None]:
+    """A little wider than the span of the repeats."""
+    values = [value for run in runs if (value := value_of(run, metric))]
+    if not values:
+        return {"value": None, "low": None, "high": None}
+    return {"value": statistics.fmean(values), "low": min(values) * 0.99, "high": max(values) * 1.01}
 
 
 def value_of(run: dict[str, Any], metric: str) -> float | None:
@@ -286,7 +304,7 @@ def _explain(run: dict[str, Any], records: list[dict[str, Any]], steps: list[dic
     span = steps[-1]["start_s"] + steps[-1]["run_s"] + steps[-1]["schedule_s"] + steps[-1]["update_s"]
     run |= {
         "slots": slots | {"total": total},
-        "engine_time_s": time | {"idle": max(span - sum(time.values()), 0.0), "total": max(span, sum(time.values()))},
+        "engine_time_s": time | {"idle": span - sum(time.values()), "unexplained": 0.0, "total": span},
         "request_time_ms": _request_time(run, records),
         "useful_tokens": useful,
         "computed_tokens": total,
@@ -307,7 +325,9 @@ def _request_time(run: dict[str, Any], records: list[dict[str, Any]]) -> dict[st
         explained = {
             "client": (record["sent"] - record["intended"]) * 1000,
             "triton_queue": (door - record["sent"] - NETWORK_S) * 1000 if run["model"] == "dynamic" else 0.0,
-            **dict.fromkeys(("wait_batch", "wait_seats", "wait_blocks", "wait_budget", "wait_priority"), 0.0),
+            **dict.fromkeys(
+                ("wait_batch", "wait_step", "wait_seats", "wait_blocks", "wait_budget", "wait_priority"), 0.0
+            ),
             wait: stats["queue_ms"],
             "prefill": stats["first_token_ms"] - stats["queue_ms"],
             "decode": stats["inference_ms"] - (stats["first_token_ms"] - stats["queue_ms"]),
@@ -395,7 +415,13 @@ def _described(workload: str, points: Sequence[str], count: int, seed: int) -> d
 
 def _tuning() -> dict[str, Any]:
     grid = [
-        {"max_queue_delay_us": delay, "max_batch_size": size, "output_tokens_per_s": rate, "mean_batch": batch}
+        {
+            "max_queue_delay_microseconds": delay,
+            "max_batch_size": size,
+            "output_tokens_per_s": rate,
+            "mean_batch": batch,
+            "failures": 0,
+        }
         for delay, size, rate, batch in (
             (0, 8, 41.0, 4.1),
             (0, 16, 52.0, 7.0),
@@ -404,4 +430,6 @@ def _tuning() -> dict[str, Any]:
             (50000, 16, 61.0, 15.2),
         )
     ]
-    return {"variant": "dynamic", "workload": "mixed", "point": "c16", "grid": grid, "chosen": grid[3]}
+    chosen = {key: grid[3][key] for key in ("max_queue_delay_microseconds", "max_batch_size")}
+    about = {"workload": "mixed", "concurrency": 16, "requests": 32}
+    return about | {"variants": ["dynamic"], "tried_with": "dynamic", "grid": grid, "chosen": chosen}

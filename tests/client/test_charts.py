@@ -1,4 +1,4 @@
-"""The charts: files of a readable size, colours that can be told apart, names and tails that say what they are."""
+"""The charts as PNG and the looks of variants: files of a readable size, colours that can be told apart."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import re
 import struct
 import warnings
 from pathlib import Path
-from xml.etree import ElementTree
 
+import matplotlib
 import pytest
 
 from simulated_comparison import comparison, fail
-from slipstream_client.report.charts import CHARTS, chart_svg, write_charts
-from slipstream_client.report.series import SPARE_STYLES, STYLES, series_name, styles_of, tail_ms, tail_name
+from slipstream_client.report.charts import CHARTS, write_charts
+from slipstream_client.report.series import SPARE_STYLES, STYLES, styles_of
+from slipstream_client.report.study import Study
 
 
 @pytest.fixture(autouse=True)
@@ -24,105 +25,86 @@ def _no_warnings():
         yield
 
 
-def texts(svg: bytes) -> str:
-    root = ElementTree.fromstring(svg)
-    return " | ".join("".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text"))
+def texts(name: str, study: Study) -> str:
+    """All text of a chart."""
+    with matplotlib.rc_context({"text.parse_math": False}):
+        figure = CHARTS[name](study)
+    return " | ".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
 
 
-def test_both_pngs_are_written_twice_as_wide_as_they_are_shown(tmp_path: Path) -> None:
-    results, requests = comparison()
-    paths = write_charts(results, requests, tmp_path / "new" / "folder")
-    assert [path.name for path in paths] == ["throughput.png", "latency_p99.png"]
+def test_all_pngs_are_written_twice_as_wide_as_they_are_shown(tmp_path: Path) -> None:
+    paths = write_charts(Study(*comparison()), tmp_path)
+    assert [path.name for path in paths] == ["throughput.png", "latency_p99.png", "explain.png"]
     for path in paths:
         content = path.read_bytes()
         assert content[:8] == b"\x89PNG\r\n\x1a\n"
         width, height = struct.unpack(">II", content[16:24])
         assert width == 1800
-        assert 600 <= height <= 1000
+        assert 600 <= height <= 1600
         assert len(content) > 20_000
 
 
-def test_every_line_is_labelled_with_its_batcher_and_last_value() -> None:
-    results, requests = comparison()
-    drawn = texts(chart_svg(results, requests, "throughput"))
-    for run in results["runs"]:
-        if run["concurrency"] == 16:
-            rate = run["output_tokens_per_s"]
-            assert f"{run['batcher']} {rate:.0f}" in drawn or f"{run['batcher']} {rate:.3g}" in drawn
+def test_every_line_is_labelled_with_its_variant_and_last_value() -> None:
+    study = Study(*comparison())
+    drawn = texts("throughput", study)
+    for variant in study.variants:
+        cell = study.cell("mixed", study.families[0].loads[-1], variant)
+        assert cell
+        assert f"{variant} {cell.metric('output_tokens_per_s'):.3g}" in drawn.replace(",", "")
 
 
-def test_fewer_than_a_hundred_requests_are_a_max_and_not_a_p99() -> None:
-    drawn = texts(chart_svg(*comparison(count=24), "latency_p99"))
-    assert "max of 24 requests" in drawn
-    assert "P99" not in drawn
-    assert "P99" in texts(chart_svg(*comparison(("dynamic",), (4,), count=100), "latency_p99"))
+def test_tails_are_called_what_they_are() -> None:
+    assert "P99, or the largest of fewer than 100 requests, s" in texts("latency_p99", Study(*comparison()))
+    many = texts("latency_p99", Study(*comparison(("dynamic", "continuous"), ("c16",), count=50)))
+    assert "P99, s; lower is better" in many
+    assert "no stream: dynamic" in many
 
 
-def test_the_max_is_that_of_the_records_not_an_interpolated_percentile() -> None:
-    results, requests = comparison(("continuous",), (4,), count=24)
-    run = results["runs"][0]
-    run["e2e_ms"]["p99"] = 1.0
-    longest = max(record["last"] - record["sent"] for record in requests)
-    assert tail_ms(run, "e2e_ms", requests) == pytest.approx(longest * 1000)
-    assert tail_name(run) == "max of 24"
-    run["requests"] = 100
-    assert tail_ms(run, "e2e_ms", requests) == 1.0
-
-
-def test_a_batcher_that_does_not_stream_is_named_as_such() -> None:
-    drawn = texts(chart_svg(*comparison(), "latency_p99")).replace(" | ", " ")
-    assert "no stream: static, dynamic" in drawn
-
-
-def test_a_single_concurrency_is_drawn_as_bars_with_values() -> None:
-    results, requests = comparison(concurrencies=(16,))
-    drawn = texts(chart_svg(results, requests, "throughput"))
-    assert "at concurrency 16" in drawn
-    for run in results["runs"]:
-        assert f"{run['output_tokens_per_s']:.3g}" in drawn
+def test_the_explain_chart_has_the_parts_and_totals() -> None:
+    study = Study(*comparison())
+    drawn = texts("explain", study)
+    cell = study.cell("mixed", study.families[0].loads[-1], "static")
+    assert cell
+    slots = cell.parts("slots")
+    assert slots
+    assert f"{slots['total'] / (slots['useful_decode'] + slots['useful_prefill']):.3g}" in drawn
+    assert "finished, but held for the batch's longest answer" in drawn
 
 
 def test_runs_with_failures_are_marked() -> None:
-    results, requests = comparison()
-    assert "Not filled" not in texts(chart_svg(results, requests, "throughput"))
-    fail(results["runs"][-1], requests, 3, "refused")
-    for name in CHARTS:
-        assert "Not filled" in texts(chart_svg(results, requests, name))
+    results, requests, steps = comparison()
+    assert "Not filled" not in texts("throughput", Study(results, requests, steps))
+    fail(results, requests, results["runs"][-1:], 3, "refused")
+    assert "Not filled" in texts("throughput", Study(results, requests, steps))
 
 
-@pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("name", CHARTS)
-def test_empty_failed_and_strange_results_are_drawn_too(name: str, narrow: bool) -> None:
-    results, requests = comparison(concurrencies=(4,), count=12)
+def test_empty_failed_and_strange_results_are_drawn_too(name: str, tmp_path: Path) -> None:
+    results, requests, steps = comparison(points=("c4",), count=6, repeats=1)
     for run in results["runs"]:
-        fail(run, requests, 12, "refused")
-    assert "nothing to show" in texts(chart_svg(results, requests, name, narrow=narrow))
-    assert "nothing to show" in texts(chart_svg(results | {"runs": []}, [], name, narrow=narrow))
-    results, requests = comparison(("$x_1$ <script>alert(1)</script> & more",), (1, 2), count=6)
-    svg = chart_svg(results, requests, name, narrow=narrow)
-    assert "$x_1$ <script>alert(1)<…" in texts(svg)
-    assert b"<script" not in svg
+        fail(results, requests, [run], 6, "refused")
+        run["request_time_ms"] = run["slots"] = None
+    nothing = "not known" if name == "explain" else "nothing to show"
+    assert nothing in texts(name, Study(results, requests, steps))
+    assert nothing in texts(name, Study(results | {"runs": []}, [], []))
+    study = Study(*comparison(("$x_1$ <script>alert(1)</script> & more",), ("c1", "c2"), count=6, repeats=1))
+    assert "$x_1$ <script>alert(1)<…" in texts(name, study)
+    assert len(write_charts(study, tmp_path)) == 3
 
 
-def test_the_same_results_give_the_same_bytes_and_the_dark_ones_others() -> None:
-    results, requests = comparison(("dynamic",), (4,), count=6)
-    light = chart_svg(results, requests, "throughput")
-    assert light == chart_svg(results, requests, "throughput")
-    assert light != chart_svg(results, requests, "throughput", dark=True)
-
-
-def test_an_executor_other_than_our_own_is_part_of_the_name() -> None:
-    assert series_name({"batcher": "dynamic", "executor": "native"}) == "dynamic"
-    assert series_name({"batcher": "dynamic", "executor": "transformers"}) == "dynamic (transformers)"
-
-
-def test_batchers_keep_their_look_whoever_else_is_there() -> None:
+def test_variants_keep_their_look_whoever_else_is_there() -> None:
     alone, together = styles_of(["continuous"]), styles_of(["mine", "static", "continuous", "yours"])
     assert alone["continuous"] is together["continuous"] is STYLES["continuous"]
-    assert together["mine"] is SPARE_STYLES[0]
-    assert together["yours"] is SPARE_STYLES[1]
+    assert styles_of(["mine"])["mine"] is styles_of(["dynamic", "mine"])["mine"] is together["mine"]
+    assert together["yours"] is not together["mine"]
     markers = [style.marker for style in (*STYLES.values(), *SPARE_STYLES)]
     assert len(set(markers)) == len(markers)
+
+
+def test_up_to_ten_variants_all_look_different() -> None:
+    names = [*STYLES, *(f"continuous,switch{number}=off" for number in range(len(SPARE_STYLES)))]
+    assert len(set(styles_of(names).values())) == len(names) == 10
+    assert len(styles_of([*names, "one more"])) == 11
 
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.

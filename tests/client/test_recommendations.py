@@ -44,6 +44,14 @@ def test_two_that_the_noise_cannot_tell_apart_are_both_named() -> None:
     assert offline.sure.startswith("No difference beyond the noise between continuous and iterative.")
 
 
+def test_a_large_noise_floor_is_told_beside_an_equality() -> None:
+    data = comparison(points=POINTS)
+    set_rates(data, {"iterative": 200.0, "continuous": 200.1})
+    data[0]["noise"]["metrics"]["output_tokens_per_s"]["floor"] = 0.25
+    offline, _, _ = answers(data)
+    assert "But the noise is large: a floor of 25.0% hides any difference smaller than that." in offline.sure
+
+
 def test_each_variant_is_taken_at_its_own_best_load() -> None:
     data = comparison(points=POINTS)
     set_rates(data, {"dynamic": 300.0}, "c4")
@@ -76,8 +84,8 @@ def test_many_users_go_to_whoever_holds_the_highest_load() -> None:
     _, _, many = answers(data)
     assert many.pick == "continuous"
     assert "iterative up to 1 client and continuous up to 4 clients; static and dynamic at none" in many.found
-    assert "continuous 100.0% (48 of 48)" in many.sure
-    assert "static 4.2% (2 of 48)" in many.sure
+    assert "continuous 100.0% (48 of 48, 95% interval 93% to 100%)" in many.sure
+    assert "static 4.2% (2 of 48, 95% interval " in many.sure
     assert many.sure.endswith("The next load tried, 16 clients, is beyond all of them.")
 
 
@@ -97,7 +105,7 @@ def test_where_none_holds_the_target_none_is_named() -> None:
     _, _, many = answers(data)
     assert many.pick == ""
     assert many.found.startswith("None keeps the target “chat” (first token within 2 s, 200 ms for each further token)")
-    assert "static 75.0% (6 of 8)" in many.found
+    assert "static 75.0% (6 of 8, 95% interval 41% to 93%)" in many.found
 
 
 def test_open_loops_decide_about_many_users_where_they_were_measured() -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from report_page import Page, write_page
 from simulated_comparison import MODEL_NOTE, comparison, conclude, fail, runs_of
+from slipstream_client.comparison.statistics import summarise_runs
+from slipstream_client.load.records import RequestRecord
 
 RESULT_COLUMNS = 13
 
@@ -57,7 +59,7 @@ def test_the_table_has_each_figure_with_its_ratio_interval_and_span(page) -> Non
     rates = [run["output_tokens_per_s"] for run in runs_of(results, "continuous")]
     compared = next(c for c in results["comparisons"] if (c["variant"], c["point"]) == ("continuous", "c16"))
     gain = compared["metrics"]["output_tokens_per_s"]
-    assert row[1] == f"{sum(rates) / 2:.1f} {min(rates):.1f}–{max(rates):.1f}"  # noqa: RUF001
+    assert row[1] == f"{sum(rates) / 2:.1f} {min(rates) * 0.99:.1f}–{max(rates) * 1.01:.1f}"  # noqa: RUF001
     assert row[2] == f"{gain['ratio']:.1f}x {gain['low']:.2f}–{gain['high']:.2f}"  # noqa: RUF001
     assert row[12] == "0 of 48"
     baseline = shown.rows_of("dynamic", RESULT_COLUMNS - 1)[2]
@@ -238,8 +240,8 @@ def test_workload_environment_command_and_definitions_are_printed(page) -> None:
 
 def test_the_tuning_grid_shows_what_was_tried_and_what_was_chosen(page) -> None:
     shown = page(*comparison(("dynamic", "continuous"), ("c4",), count=6))
-    assert ["5 ms", "16", "64.0", "14.9"] in shown.rows
-    assert ["50 ms", "16", "61.0", "15.2"] in shown.rows
+    assert ["5 ms", "16", "64.0", "14.9", "0"] in shown.rows
+    assert ["50 ms", "16", "61.0", "15.2", "0"] in shown.rows
     assert len([found for tag, found in shown.tags if tag == "tr" and found.get("class") == "chosen"]) == 1
 
 
@@ -261,3 +263,68 @@ def test_every_chart_of_a_sweep_of_loads_is_there(page) -> None:
     assert charts == [*expected, "sweep"]
     assert "throughput knee of continuous: " in " ".join(shown.tips)
     assert "target “chat”" in shown.html
+
+
+def test_answers_of_another_executor_are_compared_with_the_native_ones(page) -> None:
+    results, requests, steps = comparison(("dynamic", "dynamic (transformers)"), ("c4",), count=6)
+    different = [
+        {"request": "a", "reference": "b", "first_difference": 3, "margin": margin} for margin in (0.02, None, 0.3)
+    ]
+    results["quality"]["agreement"] = {"dynamic (transformers)": {"compared": 24, "agree": 21, "different": different}}
+    shown = page(results, requests, steps)
+    assert ["dynamic (transformers)", "21", "24", "0.30"] in shown.rows
+    assert "dynamic (transformers) was slower" in shown.text
+
+
+def test_every_metric_stands_against_the_baseline_with_its_superiority(page) -> None:
+    results, requests, steps = comparison(("dynamic", "continuous"), ("c4",), count=6)
+    found = results["comparisons"][0]["metrics"]["e2e_mean_ms"]
+    found["superiority"] = 0.871
+    shown = page(results, requests, steps)
+    (row,) = [row for row in shown.rows if row[3:4] == ["mean end-to-end latency"]]
+    assert row[4:7] == [f"{found['value']:,.1f}", f"{found['base']:,.1f}", f"{found['ratio']:.3f}"]
+    assert row[10] == "87%"
+
+
+def test_a_rate_without_an_end_and_a_trace_are_loads_too(page) -> None:
+    results, requests, steps = comparison(("dynamic", "continuous"), ("r1", "r2"), count=6)
+    for run in results["runs"]:
+        run["load"] = {"r1": {"kind": "open", "rate": "inf"}, "r2": {"kind": "trace", "speed": 2.0}}[run["point"]]
+    shown = page(results, requests, steps)
+    assert "all requests at once" in shown.text
+    assert "the trace at 2x its speed" in shown.text
+
+
+def test_the_statistics_of_the_comparison_itself_are_shown(page) -> None:
+    """From the records alone, as `slipstream compare` makes them."""
+    results, requests, steps = comparison(points=("c2", "c4", "c8", "c16"), count=12)
+    records: dict[str, list[RequestRecord]] = {}
+    for line in requests:
+        records.setdefault(line["run"], []).append(RequestRecord(**line))
+    results |= summarise_runs(results["runs"], records, "dynamic", "chat")
+    shown: Page = page(results, requests, steps)
+    found = next(
+        c["metrics"]["output_tokens_per_s"]
+        for c in results["comparisons"]
+        if (c["variant"], c["point"]) == ("continuous", "c16")
+    )
+    assert found["verdict"] == "better"
+    assert (
+        f"95% interval {found['low']:.2f}x to {found['high']:.2f}x, noise floor {found['noise'] * 100:.1f}%"
+        in shown.text
+    )
+    (expected,) = [
+        i["metrics"]["output_tokens_per_s"]
+        for i in results["intervals"]
+        if (i["variant"], i["point"]) == ("continuous", "c16")
+    ]
+    row = shown.rows_of("continuous", RESULT_COLUMNS)[3]
+    assert row[1].endswith(f" {expected['low']:.1f}–{expected['high']:.1f}")  # noqa: RUF001
+    assert "no knee: " in shown.text or "clients: " in shown.text
+
+
+def test_runs_whose_step_records_are_not_complete_are_named(page) -> None:
+    results, requests, steps = comparison(("dynamic", "continuous"), ("c4",), count=6)
+    results["runs"][0]["steps_missing"] = 7
+    shown = page(results, requests, steps)
+    assert f"Step records are missing of {results['runs'][0]['id']}: their token-slots are not known." in shown.text

@@ -1,4 +1,4 @@
-"""The report in a real browser: readable on a phone and a desk, light and dark, on paper, by keyboard; nothing is loaded."""
+"""The report in a real browser: readable on a phone and a desk, light and dark, on paper; nothing is loaded."""
 
 from __future__ import annotations
 
@@ -125,8 +125,9 @@ def test_the_keyboard_shows_it_too(shown: Any) -> None:
 def test_labels_of_charts_and_bars_do_not_overlap(shown: Any) -> None:
     overlaps = shown.evaluate("""() => [...document.querySelectorAll('.plot svg')].flatMap(svg => {
       const boxes = [...svg.querySelectorAll('text.name')].map(e => [e.textContent, e.getBoundingClientRect()])
-      return boxes.flatMap(([a, p], i) => boxes.slice(i + 1)
-        .filter(([_, q]) => Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4).map(([b]) => a + ' on ' + b)) })""")
+      const over = (p, q) => Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4
+      return boxes.flatMap(([a, p], i) =>
+        boxes.slice(i + 1).filter(([_, q]) => over(p, q)).map(([b]) => `${a} on ${b}`)) })""")
     assert overlaps == []
     cut = shown.evaluate("""() => [...document.querySelectorAll('.on')]
       .filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)""")

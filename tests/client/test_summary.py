@@ -48,6 +48,19 @@ def test_it_is_honest_when_nothing_was_gained(rates: tuple[float, float], words:
     assert words in headline(Study(*data))
 
 
+def test_a_large_noise_floor_is_no_equality() -> None:
+    data = comparison(count=12)
+    set_rates(data, "dynamic", 80.0, 120.0)
+    set_rates(data, "continuous", 90.0, 125.0)
+    conclude(data[0], data[1])
+    found = headline(Study(*data))
+    assert (
+        "whether continuous delivers other useful tokens/s than dynamic cannot be told: what was seen (1.07x" in found
+    )
+    assert "lies within the noise, which is large" in found
+    assert "the same" not in found
+
+
 def test_it_says_what_is_left_where_lengths_are_equal() -> None:
     data = comparison(points=("c16",), workloads=("mixed", "variance:0", "variance:1"))
     said = " ".join(paragraph(Study(*data)))

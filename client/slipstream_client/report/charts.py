@@ -109,7 +109,7 @@ def _panel(axes: Axes, panel: Panel | None, study: Study, lines: int) -> None:
     if panel.x_ticks:
         if panel.log_x:
             axes.set_xscale("log", base=2)
-        axes.set_xticks(panel.x_ticks, [f"{tick:g}" for tick in panel.x_ticks])
+        axes.set_xticks(panel.x_ticks, panel.x_labels or [f"{tick:g}" for tick in panel.x_ticks])
         axes.minorticks_off()
     axes.grid(axis="y")
     axes.set_xlabel(panel.x_title)

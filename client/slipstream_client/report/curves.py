@@ -14,6 +14,8 @@ from slipstream_client.report.series import styles_of
 from slipstream_client.report.study import P99_NEEDS, SWEEP_PREFIX, Cell, Family, Load, Run, Study
 from slipstream_client.report.verdicts import difference
 
+Interval = tuple[float, float]
+
 CURVE_POINTS = 120
 FAR = 2.5  # a target farther than this above everything measured would flatten the chart
 KNEE_NEEDS = 3  # points: fewer have no knee to speak of
@@ -22,7 +24,7 @@ _KNEES = {"throughput": "throughput knee", "latency": "latency knee", "slo": "ta
 
 def load_panels(study: Study, family: Family) -> list[Panel]:
     """Throughput, throughput against latency, tails and goodput, at the points of one family."""
-    rate = _over_load(study, family, "throughput", lambda cell: cell.mean(_rate), _rate, "tokens/s")
+    rate = _over_load(study, family, lambda cell: cell.mean(_rate), _interval_of("output_tokens_per_s"), "tokens/s")
     panels = [
         _panel(study, family, rate, "Useful tokens/s", "higher is better", "throughput", knee="throughput"),
         _against_latency(study, family),
@@ -30,10 +32,11 @@ def load_panels(study: Study, family: Family) -> list[Panel]:
         _tail_panel(study, family, "ttft_ms", "Time to first token", "ttft"),
     ]
     for name, limits in study.slo.items():
-        lines = _over_load(study, family, f"goodput {name}", _goodput_of(name), _goodput(name), "requests/s")
+        lines = _over_load(study, family, _goodput_of(name), _goodput_span(name), "requests/s", _share_within(name))
         first = name == next(iter(study.slo))
         title, subtitle = f"Goodput, target “{name}”", f"requests/s within it: {slo_words(limits)}"
-        panels.append(_panel(study, family, lines, title, subtitle, f"goodput {name}", knee="slo" if first else ""))
+        if any(mark.y for line in lines for mark in line.marks):
+            panels.append(_panel(study, family, lines, title, subtitle, f"goodput {name}", knee="slo" if first else ""))
     return [panel for panel in panels if not panel.empty]
 
 
@@ -123,6 +126,22 @@ def _goodput_of(name: str) -> Callable[[Cell], float | None]:
     return lambda cell: cell.mean(_goodput(name))
 
 
+def _goodput_span(name: str) -> Callable[[Cell], Interval | None]:
+    return lambda cell: cell.span(_goodput(name)) if len(cell.runs) > 1 else None
+
+
+def _share_within(name: str) -> Callable[[Cell], str]:
+    return lambda cell: f"; {percent(attainment(cell, name))} of the requests sent"
+
+
+def _interval_of(metric: str, scale: float = 1.0) -> Callable[[Cell], Interval | None]:
+    def interval(cell: Cell) -> Interval | None:
+        found = cell.interval(metric)
+        return (found[0] / scale, found[1] / scale) if found else None
+
+    return interval
+
+
 def _line(study: Study, variant: str, marks: Sequence[Mark], *, bare: bool = False) -> Line:
     style = styles_of(study.variants)[variant]
     return Line(variant, study.variants.index(variant), marks, style.line == "--", style.marker, bare)
@@ -131,10 +150,10 @@ def _line(study: Study, variant: str, marks: Sequence[Mark], *, bare: bool = Fal
 def _over_load(
     study: Study,
     family: Family,
-    key: str,
     value_of: Callable[[Cell], float | None],
-    of_run: Callable[[Run], float | None] | None,
+    interval_of: Callable[[Cell], Interval | None],
     unit: str,
+    more: Callable[[Cell], str] = lambda cell: "",
 ) -> list[Line]:
     lines = []
     for variant in study.variants:
@@ -144,31 +163,36 @@ def _over_load(
             value = value_of(cell) if cell else None
             if cell is None or value is None:
                 continue
-            span = cell.span(of_run) if of_run and len(cell.runs) > 1 else None
+            found = interval_of(cell)
             text = f"{short(value)} {unit}" if unit != "s" else duration(value * 1000)
-            tip = f"{variant} at {load.words}: {text}{_extra(cell, key, span, unit)}"
-            low, high = span or (None, None)
+            within = f" ({short(found[0])} to {short(found[1])})" if found else ""
+            problem = f"; {cell.problem}" if cell.problem else ""
+            tip = f"{variant} at {load.words}: {text}{within}{more(cell)}{problem}"
+            low, high = found or (None, None)
             marks.append(Mark(load.at, value, tip, low, high, hollow=cell.problem is not None))
         lines.append(_line(study, variant, marks))
     return lines
 
 
-def _extra(cell: Cell, key: str, span: tuple[float, float] | None, unit: str) -> str:
-    said = f"; {len(cell.runs)} repeats from {short(span[0])} to {short(span[1])}" if span else ""
-    if key.startswith("goodput "):
-        share = attainment(cell, key.removeprefix("goodput "))
-        said += f"; {percent(share)} of the requests sent" if share is not None else ""
-    return said + (f"; {cell.problem}" if cell.problem else "")
-
-
 def _panel(
     study: Study, family: Family, lines: list[Line], title: str, subtitle: str, key: str, knee: str = ""
 ) -> Panel:
+    if len(family.loads) == 1:
+        return _one_load(family, lines, title, subtitle, key)
     ats = [load.at for load in family.loads]
     log = len(ats) > 2 and ats[0] > 0 and ats[-1] / ats[0] > 4
     rules = knee_rules(study, family, knee) if knee else []
     note = _hollow(lines)
     return Panel(title, subtitle, lines, family.axis, x_ticks=ats, log_x=log, rules=rules, key=key, note=note)
+
+
+def _one_load(family: Family, lines: Sequence[Line], title: str, subtitle: str, key: str) -> Panel:
+    """Of one load there is no line to draw: its marks stand side by side."""
+    beside = [replace(line, marks=[replace(mark, x=at) for mark in line.marks]) for at, line in enumerate(lines)]
+    places = list(range(len(lines)))
+    blank = [""] * len(lines)
+    place = family.loads[0].words
+    return Panel(title, subtitle, beside, place, x_ticks=places, x_labels=blank, key=key, note=_hollow(lines))
 
 
 def _hollow(lines: Sequence[Line]) -> str:
@@ -212,7 +236,8 @@ def _against_latency(study: Study, family: Family) -> Panel:
             x, y = (cell.mean(_rate), cell.mean(mean)) if cell else (None, None)
             if cell is None or x is None or y is None:
                 continue
-            (x_low, x_high), (low, high) = cell.span(_rate) or (x, x), cell.span(mean) or (y, y)
+            x_low, x_high = cell.interval("output_tokens_per_s") or (x, x)
+            low, high = _interval_of("e2e_mean_ms", 1000)(cell) or (y, y)
             tip = f"{variant} at {load.words}: {short(x)} tokens/s, mean end-to-end {duration(y * 1000)}"
             marks.append(Mark(x, y, tip, low, high, x_low, x_high, cell.problem is not None, f"{load.at:g}"))
         lines.append(_line(study, variant, marks))
@@ -235,11 +260,9 @@ def _tail_panel(study: Study, family: Family, metric: str, title: str, limit: st
         value = cell.tail_ms(metric)
         return None if value is None else value / 1000
 
-    def of_run(run: Run) -> float | None:
-        return run[metric]["p99"] / 1000 if run[metric] else None
-
     p99 = all(cell.succeeded >= P99_NEEDS for cell in cells)
-    lines = _over_load(study, family, metric, tail, of_run if p99 else None, "s")
+    interval = _interval_of(metric.replace("_ms", "_p99_ms"), 1000) if p99 else _no_interval
+    lines = _over_load(study, family, tail, interval, "s")
     if metric == "ttft_ms":
         lines = [line for line in lines if line.marks]
     highest = max((mark.high or mark.y for line in lines for mark in line.marks), default=0.0)
@@ -256,6 +279,10 @@ def _tail_panel(study: Study, family: Family, metric: str, title: str, limit: st
     panel = _panel(study, family, lines, title, subtitle, metric, knee="latency" if metric == "e2e_ms" else "")
     notes = " ".join(filter(None, [f"{listed(far)}.".capitalize() if far else "", panel.note]))
     return replace(panel, rules=[*rules, *panel.rules], note=notes)
+
+
+def _no_interval(cell: Cell) -> None:
+    """The largest of some requests has none."""
 
 
 def _cumulative(cell: Cell, values: Sequence[float]) -> list[Mark]:

@@ -25,7 +25,7 @@ class Part:
     useful: bool = False
 
 
-BLUE, SKY, GREEN, ORANGE, YELLOW = "#0B62A4", "#7CC4EE", "#1B8A6B", "#E69F00", "#F0E07A"
+BLUE, SKY, GREEN, ORANGE, YELLOW = "#0B62A4", "#7CC4EE", "#117657", "#E69F00", "#F0E07A"
 RED, PINK, PURPLE, LILAC, GREY, PALE = "#C8500A", "#DFA0C8", "#6B4BA3", "#C3B4E8", "#6B7280", "#CBD0D6"
 DARK = "#16181b"
 
@@ -49,6 +49,7 @@ REQUEST_TIME = (
     Part(
         "wait_batch", "batch", "waiting for the running batch to end", "waiting for the batch before it", YELLOW, DARK
     ),
+    Part("wait_step", "step", "waiting for the running step to end", "waiting for the step before it", "#D8C7A0", DARK),
     Part("wait_seats", "seat", "waiting for a free seat", "waiting for a seat", LILAC, DARK),
     Part("wait_blocks", "memory", "waiting for KV cache memory", "waiting for KV memory", PINK, DARK),
     Part("wait_budget", "budget", "waiting for room in a step (token budget)", "waiting for the token budget", PURPLE),
@@ -142,9 +143,7 @@ def engine_time_bars(cells: Sequence[Cell]) -> Bars:
     for cell in cells:
         parts = cell.parts("engine_time_s")
         if parts and parts["total"]:
-            known = sum(parts.get(part.key, 0.0) for part in ENGINE_TIME if part.key != "unexplained")
-            full = parts | {"unexplained": max(parts["total"] - known, 0.0)}
-            rows.append((cell, {name: value / parts["total"] for name, value in full.items()}, full))
+            rows.append((cell, {name: value / parts["total"] for name, value in parts.items()}, parts))
     return _bars("engine_time_s", ENGINE_TIME, rows, lambda value: f"{short(value)} s a run")
 
 

@@ -74,7 +74,7 @@ def occupancy(study: Study, cells: Sequence[Cell]) -> Occupancy:
                 blocks=_area([s.blocks for s in slices], most_blocks),
                 held=_area([s.held / block_size for s in slices], most_blocks) if block_size else "",
                 tips=_tips(slices, span, block_size),
-                mean_working=sum(_working(step) * _length(step) for step in steps) / time if time else 0.0,
+                mean_working=sum(step["running"] * _length(step) for step in steps) / time if time else 0.0,
             )
         )
     return Occupancy(span, most_rows, most_blocks, strips)
@@ -86,10 +86,6 @@ def _parameter(study: Study, name: str, model: str | None) -> int | None:
     if isinstance(value, dict):
         value = value.get(model) if model else next(iter(value.values()), None)
     return int(value) if str(value).isdigit() else None
-
-
-def _working(step: Step) -> int:
-    return step["running"] - step["finished_rows"]
 
 
 def _length(step: Step) -> float:
@@ -107,7 +103,7 @@ def _slices(steps: Sequence[Step], span: float) -> list[Slice]:
     for step in steps:
         start, end = max(step["start_s"], 0.0), min(_end(step), span)
         values = (
-            _working(step),
+            step["running"],
             step["finished_rows"],
             step["waiting"],
             step["kv_blocks_used"],

@@ -66,9 +66,9 @@ class Row:
             lambda run: run.get(metric) if statistic is None else (run.get(metric) or {}).get(statistic)
         )
 
-    def span(self, metric: str) -> tuple[float, float] | None:
-        """From the lowest to the highest repeat, where there are several."""
-        return self.cell.span(METRICS[metric].of) if len(self.cell.runs) > 1 else None
+    def interval(self, metric: str) -> tuple[float, float] | None:
+        """Of the mean over the repeats."""
+        return self.cell.interval(metric)
 
     def attainment(self, slo: str) -> float | None:
         return attainment(self.cell, slo)

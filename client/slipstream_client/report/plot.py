@@ -76,6 +76,7 @@ class Panel:
     lines: Sequence[Line]
     x_title: str = ""
     x_ticks: Sequence[float] | None = None  # None: round numbers
+    x_labels: Sequence[str] | None = None  # of `x_ticks`, where they are not their own
     log_x: bool = False
     log_y: bool = False
     rules: Sequence[Rule] = ()
@@ -156,7 +157,7 @@ class _Drawing:
         panel = self.panel
         marks = [mark for line in panel.lines for mark in line.marks]
         xs = [x for m in marks for x in (m.x, m.x_low, m.x_high) if x is not None] + list(panel.x_ticks or ())
-        ys = [y for m in marks for y in (m.y, m.high) if y is not None]
+        ys = [y for m in marks for y in (m.y, m.low, m.high) if y is not None]
         ys += [rule.at for rule in panel.rules if not rule.upright]
         top = panel.top or max(ys, default=1.0) * 1.06 or 1.0
         single = panel.x_ticks is not None and len(set(panel.x_ticks)) == 1
@@ -203,10 +204,11 @@ class _Drawing:
             self.parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
             self._text(LEFT - 7, y + 4, f"{tick:,.10g}", "tick", "end")
         ticks = list(panel.x_ticks) if panel.x_ticks is not None else self._x_ticks()
-        for tick in ticks:
+        labels = panel.x_labels or [f"{tick:,.10g}" for tick in ticks]
+        for tick, label in zip(ticks, labels, strict=True):
             x = self.x.place(tick)
             self.parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
-            self._text(x, bottom + 17, f"{tick:,.10g}", "tick")
+            self._text(x, bottom + 17, label, "tick")
         self._text((LEFT + right) / 2, HEIGHT - 6, panel.x_title, "tick")
 
     def _x_ticks(self) -> list[float]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slipstream_client.comparison.slo import wilson_interval
 from slipstream_client.report.batching import batching_doubt
 from slipstream_client.report.explain import slots_reason, time_reason
 from slipstream_client.report.formats import duration, listed, percent, short, times
 from slipstream_client.report.study import Cell, Family, Load, Study
-from slipstream_client.report.verdicts import Difference, difference
+from slipstream_client.report.verdicts import LARGE_FLOOR, Difference, difference
 
 HELD = 0.99  # the share of requests within the target from which a load counts as held
 
@@ -67,7 +68,13 @@ def _offline(study: Study, family: Family) -> Recommendation:
         f"(at {first.load.words}), against {listed(rates)}; each at its best load."
     )
     reason = slots_reason(first, rest[-1]) if rest else None
-    return Recommendation(use, _pick(first, tied), found, _sentence(reason), _sure(first, tied, rest, closest))
+    return Recommendation(
+        use,
+        _pick(first, tied),
+        found,
+        _sentence(reason),
+        _sure(study, first, tied, rest, closest, "output_tokens_per_s"),
+    )
 
 
 def _few_users(study: Study, family: Family) -> Recommendation:
@@ -95,10 +102,12 @@ def _few_users(study: Study, family: Family) -> Recommendation:
             f"{silent} show nothing before the whole answer."
         )
         lead, near, _, _ = _ranking(study, streaming, "ttft_mean_ms")
-        sure = f"In the time of a whole answer: {_lower(_sure(first, tied, rest, closest))}"
+        sure = f"In the time of a whole answer: {_lower(_sure(study, first, tied, rest, closest, 'e2e_mean_ms'))}"
         return Recommendation(use, _pick(lead, near), found, reason, sure)
     reason = _sentence(time_reason(first, rest[-1])) if rest else ""
-    return Recommendation(use, _pick(first, tied), found, reason, _sure(first, tied, rest, closest))
+    return Recommendation(
+        use, _pick(first, tied), found, reason, _sure(study, first, tied, rest, closest, "e2e_mean_ms")
+    )
 
 
 def _users_family(study: Study, family: Family) -> Family:
@@ -168,7 +177,9 @@ def _by_tail(study: Study, family: Family, use: str) -> Recommendation:
         f"of {first.variant} is {duration(first.tail_ms('e2e_ms'))}, against {listed(tails)}."
     )
     reason = _sentence(time_reason(first, rest[-1])) if rest else ""
-    return Recommendation(use, _pick(first, tied), found, reason, _sure(first, tied, rest, closest))
+    return Recommendation(
+        use, _pick(first, tied), found, reason, _sure(study, first, tied, rest, closest, "e2e_p99_ms")
+    )
 
 
 def held_load(study: Study, family: Family, variant: str, slo: str) -> Load | None:
@@ -204,7 +215,9 @@ def _attained(study: Study, load: Load, family: Family, slo: str) -> str:
         if share is not None:
             entries = [run["slo"][slo] for run in cell.runs]
             good, sent = (sum(entry[key] for entry in entries) for key in ("good", "sent"))
-            found.append(f"{cell.variant} {percent(share)} ({good} of {sent})")
+            low, high = wilson_interval(good, sent)
+            interval = f"{percent(low, 0)} to {percent(high, 0)}"
+            found.append(f"{cell.variant} {percent(share)} ({good} of {sent}, 95% interval {interval})")
     return "within the target " + listed(found)
 
 
@@ -231,14 +244,19 @@ def _pick(first: Cell, tied: Sequence[Cell]) -> str:
     return listed([first.variant, *(cell.variant for cell in tied)], "or")
 
 
-def _sure(first: Cell, tied: Sequence[Cell], rest: Sequence[Cell], closest: Difference | None) -> str:
-    equal = (
-        f"No difference beyond the noise between {listed([first.variant, *(c.variant for c in tied)])}." if tied else ""
-    )
-    if not rest or closest is None:
-        return equal
-    against = f"{first.variant} against {rest[0].variant}, the next: {times(closest.ratio)} ({closest.sure})."
-    return f"{equal} {against}".strip()
+def _sure(
+    study: Study, first: Cell, tied: Sequence[Cell], rest: Sequence[Cell], closest: Difference | None, metric: str
+) -> str:
+    said = []
+    if tied:
+        said.append(f"No difference beyond the noise between {listed([first.variant, *(c.variant for c in tied)])}.")
+        floor = study.floor(metric)
+        if floor is not None and floor > LARGE_FLOOR:
+            said.append(f"But the noise is large: a floor of {percent(floor)} hides any difference smaller than that.")
+    if rest and closest is not None:
+        against = f"{first.variant} against {rest[0].variant}, the next"
+        said.append(f"{against}: {times(closest.ratio)} ({closest.sure}).")
+    return " ".join(said)
 
 
 def _lower(text: str) -> str:

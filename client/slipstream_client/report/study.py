@@ -15,7 +15,7 @@ Record = dict[str, Any]  # one line of requests.jsonl
 Step = dict[str, Any]  # one line of steps.jsonl
 
 P99_NEEDS = 100  # with fewer requests the 99th percentile is only another name for the largest value
-KINDS = ("closed", "open", "trace")
+KINDS = ("closed", "open", "trace", "burst")
 SWEEP_PREFIX = "variance:"
 
 
@@ -53,6 +53,8 @@ class Load:
     @property
     def words(self) -> str:
         """As people say it."""
+        if self.kind == "burst":
+            return "all requests at once"
         if self.kind == "closed":
             return f"{self.at:g} client{'' if self.at == 1 else 's'}"
         return f"{self.at:g} requests/s" if self.kind == "open" else f"the trace at {self.at:g}x its speed"
@@ -61,6 +63,8 @@ class Load:
 def load_of(run: Run) -> Load:
     """The load of a run."""
     load = run["load"]
+    if load["kind"] == "open" and not math.isfinite(float(load["rate"])):
+        return Load(run["point"], "burst", 1.0)
     at = {"closed": load.get("concurrency"), "open": load.get("rate"), "trace": load.get("speed")}[load["kind"]]
     return Load(run["point"], load["kind"], float(at or 1))
 
@@ -74,6 +78,7 @@ class Cell:
     variant: str
     runs: Sequence[Run]
     records: Sequence[Record] = field(repr=False)  # measured ones, of all repeats
+    intervals: dict[str, dict[str, float | None]] | None = None  # of each of `METRICS`
 
     @property
     def requests(self) -> int:
@@ -118,6 +123,14 @@ class Cell:
         values = self.values(value_of)
         return statistics.fmean(values) if values and self.succeeded else None
 
+    def interval(self, metric: str) -> tuple[float, float] | None:
+        """The 95% interval of its mean, as in results.json; without one, from the lowest repeat to the highest."""
+        found = (self.intervals or {}).get(metric) or {}
+        low, high = found.get("low"), found.get("high")
+        if low is not None and high is not None and self.succeeded:
+            return low, high
+        return self.span(METRICS[metric].of) if len(self.runs) > 1 else None
+
     def span(self, value_of: Callable[[Run], float | None]) -> tuple[float, float] | None:
         """From the lowest repeat to the highest."""
         values = self.values(value_of)
@@ -130,7 +143,10 @@ class Cell:
     def parts(self, key: str) -> dict[str, float] | None:
         """A group of parts that add up to their "total", as the mean over the repeats that have it."""
         groups = [run[key] for run in self.runs if run.get(key)]
-        return {name: statistics.fmean(group[name] for group in groups) for name in groups[0]} if groups else None
+        if not groups:
+            return None
+        means = {name: statistics.fmean(group[name] for group in groups) for name in groups[0]}
+        return defaultdict(float, means)
 
     @property
     def tail_name(self) -> str:
@@ -156,7 +172,12 @@ class Family:
 
     @property
     def axis(self) -> str:
-        return {"closed": "clients", "open": "requests/s offered", "trace": "speed of the trace"}[self.kind]
+        return {
+            "closed": "clients",
+            "open": "requests/s offered",
+            "trace": "speed of the trace",
+            "burst": "all requests at once",
+        }[self.kind]
 
 
 class Study:
@@ -171,10 +192,11 @@ class Study:
         groups: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
         for run in sorted(self.runs, key=lambda run: run["repeat"]):
             groups[run["workload"], run["point"], run["variant"]].append(run)
-        self._cells = {
-            key: Cell(key[0], load_of(runs[0]), key[2], runs, [r for run in runs for r in self.measured(run)])
-            for key, runs in groups.items()
-        }
+        intervals = {(i["workload"], i["point"], i["variant"]): i["metrics"] for i in results.get("intervals") or ()}
+        self._cells = {}
+        for key, runs in groups.items():
+            records = [record for run in runs for record in self.measured(run)]
+            self._cells[key] = Cell(key[0], load_of(runs[0]), key[2], runs, records, intervals.get(key))
 
     @cached_property
     def variants(self) -> list[str]:

@@ -58,7 +58,8 @@ def how_sure(study: Study) -> str:
     also = f" ({percent(tail)} in P99 latency)" if tail is not None else ""
     return (
         f"Each figure is the mean of {study.repeats} repeats, the variants in turn; two runs of one variant differ "
-        f"by less than {percent(floor)} in tokens/s{also} in 95 of 100 cases, and what is closer is called the same."
+        f"by less than {percent(floor)} in tokens/s{also} in 95 of 100 cases; a difference that this explains is "
+        "called the same."
     )
 
 
@@ -115,6 +116,11 @@ def _verdict(study: Study, subject: Cell, base: Cell) -> str:
 
 def _found(subject: Cell, base: Cell, gain: Difference, rates: str) -> str:
     """The throughput part of the verdict."""
+    if gain.verdict == "same" and gain.hides_much:
+        return (
+            f"whether {subject.variant} delivers other useful tokens/s than {base.variant} cannot be told: what was "
+            f"seen ({times(gain.ratio)}, {rates}; {gain.sure}) lies within the noise, which is large"
+        )
     if gain.verdict == "same":
         return (
             f"{subject.variant} and {base.variant} deliver the same useful tokens/s: no difference beyond the noise "

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from slipstream_client.report.formats import percent
 from slipstream_client.report.study import METRICS, Cell, Study
 
+LARGE_FLOOR = 0.1  # a noise floor above this hides differences that people care about
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -28,6 +30,11 @@ class Difference:
         return Difference(1 / self.ratio, low, high, self.floor, verdict, self.of_repeats)
 
     @property
+    def hides_much(self) -> bool:
+        """Whether a difference that matters could be there unseen."""
+        return self.floor is not None and self.floor > LARGE_FLOOR
+
+    @property
     def interval(self) -> str:
         """ "2.9x to 3.3x", or nothing."""
         if self.low is None or self.high is None:
@@ -38,7 +45,7 @@ class Difference:
     @property
     def sure(self) -> str:
         """The certainty in words, to stand in brackets."""
-        if self.verdict == "unknown":
+        if self.floor is None:
             return "how sure is not known: the noise of this machine was not measured"
         name = "the repeats span" if self.of_repeats else "95% interval"
         known = [f"{name} {self.interval}"] if self.interval else []
