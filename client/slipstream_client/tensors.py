@@ -26,6 +26,8 @@ from slipstream_client.errors import SlipstreamError
 
 _RETURN_FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_stats")
 _BYTES_LENGTH = struct.Struct("<I")
+# What gRPC says, and no server, of a call whose connection ended before anything came.
+_LOST_CONNECTION = "Internal error from Core"
 # Of a client's channel: gRPC's own limit of 4 MiB is a few thousand tokens with log-probabilities, and its own pauses
 # before it looks for a server that went grow to two minutes.
 CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_reconnect_backoff_ms", 5000))
@@ -337,6 +339,8 @@ def failure_of(error: grpc.RpcError, url: str) -> RequestFailed:
     code, details = error.code().name, error.details() or ""
     if code == "UNAVAILABLE" and "connect" in details.lower():
         return ServerUnreachable(f"no server answers at {url}", code)
+    if code == "INTERNAL" and details == _LOST_CONNECTION:
+        return RequestFailed(f"the connection to {url} broke", "UNAVAILABLE")
     return RequestFailed(details or "the server gave no reason", code)
 
 

@@ -62,9 +62,9 @@ def explain_engine_time(steps: Sequence[Step], start_s: float, end_s: float) -> 
     """Seconds of the engine in the window from `start_s` to `end_s`; None without records.
 
     A step's computing is useful and wasted in the proportion of its rows. `scheduling` is choosing what to compute,
-    `bookkeeping` taking in the result; `messages` the time between two steps while there are requests in the engine: reading and
-    answering its doors, and, under a batcher of Triton's that decides about each step, waiting for it; `idle` the time
-    in which the engine had no request.
+    `bookkeeping` taking in the result; `messages` the time between two steps while there are requests in the engine:
+    reading and answering its doors, and, under a batcher of Triton's that decides about each step, waiting for it;
+    `idle` the time in which the engine had no request.
     """
     inside = [step for step in steps if start_s <= step["start_s"] < end_s]
     if not inside:
