@@ -30,7 +30,7 @@ def repository(tmp_path: Path) -> Path:
 
 def test_all_pairs_are_tried_and_all_variants_get_the_best(repository: Path) -> None:
     loaded: list[tuple[str, tuple[int, int]]] = []
-    rates = {(100_000, 16): 50.0, (20_000, 8): 70.0}  # the others: 60
+    rates = {(0, 16): 50.0, (20_000, 8): 70.0}  # the others: 60
 
     def load(variant: Variant) -> None:
         loaded.append((variant.name, settings_of(repository, variant)))
@@ -41,13 +41,13 @@ def test_all_pairs_are_tried_and_all_variants_get_the_best(repository: Path) -> 
         return {"output_tokens_per_s": rates.get((delay, size), 60.0), "mean_batch": 3.0, "failures": 0, "more": 1}
 
     tuning = tune([DYNAMIC, TRANSFORMERS], repository, 16, load, measure)
-    tried = [(delay, size) for size in (16, 8) for delay in (0, 20_000, 100_000)]
+    tried = [(delay, size) for size in (16, 8) for delay in (0, 20_000)]
     assert [(each["max_queue_delay_microseconds"], each["max_batch_size"]) for each in tuning["grid"]] == tried
     assert tuning["chosen"] == {"max_queue_delay_microseconds": 20_000, "max_batch_size": 8}
     assert tuning["grid"][0] == {
         "max_queue_delay_microseconds": 0,
         "max_batch_size": 16,
-        "output_tokens_per_s": 60.0,
+        "output_tokens_per_s": 50.0,
         "mean_batch": 3.0,
         "failures": 0,
     }
@@ -66,7 +66,7 @@ def test_settings_under_which_requests_fail_are_not_chosen(repository: Path) -> 
 
 
 def test_a_batch_of_one_is_not_halved() -> None:
-    assert [each["max_batch_size"] for each in grid(1)] == [1, 1, 1]
+    assert [each["max_batch_size"] for each in grid(1)] == [1, 1]
 
 
 @pytest.mark.parametrize(

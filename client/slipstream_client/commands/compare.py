@@ -148,7 +148,7 @@ def compare(
         ended_as_by_ctrl_c(),
         CompareProgress(notes, sum(1 for _ in plan.runs())) as progress,
     ):
-        _announce(plan, progress, starts_server=url is None)
+        _announce(plan, progress, starts_server=url is None, tuned=tune)
         with _server(plan, url, http_url, metrics_url, model, device, folder) as (server, facts):
             comparison = Comparison(plan, server, folder, progress)
             comparison.results["environment"] = describe_environment() | facts
@@ -179,12 +179,12 @@ def _default_reference(variants: Sequence[Variant]) -> str:
     return "dynamic" if "dynamic" in names else names[0]
 
 
-def _announce(plan: ComparePlan, progress: CompareProgress, *, starts_server: bool) -> None:
+def _announce(plan: ComparePlan, progress: CompareProgress, *, starts_server: bool, tuned: bool) -> None:
     for workload in plan.workloads():
         points = [point for point in plan.points if point.workload is workload]
         counts = ", ".join(f"{point.num_requests} at {point.load.label}" for point in points)
         progress.say(f"workload {workload.name}, seed {workload.seed}: {counts}; sha256 {workload.sha256[:16]}")
-    seconds = estimate_seconds(plan) + (_SERVER_START_S if starts_server else 0)
+    seconds = estimate_seconds(plan, tuned=tuned and starts_server) + (_SERVER_START_S if starts_server else 0)
     progress.say(f"estimate: about {readable(seconds)} (from the demo model's step times on two cores)")
 
 

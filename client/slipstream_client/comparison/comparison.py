@@ -18,7 +18,7 @@ from slipstream_client.comparison.progress import CompareProgress
 from slipstream_client.comparison.quality import compare_answers
 from slipstream_client.comparison.server import ServerUnderTest
 from slipstream_client.comparison.statistics import summarise_runs
-from slipstream_client.comparison.tuning import is_tunable, tune
+from slipstream_client.comparison.tuning import grid, is_tunable, tune
 from slipstream_client.comparison.variants import Variant
 from slipstream_client.load.arrivals import ClosedLoop, offered_sha256
 from slipstream_client.load.records import RequestRecord, write_records
@@ -65,7 +65,7 @@ class Comparison:
         Ctrl-C ends it early: the results then say so, and hold the runs that were complete.
         """
         try:
-            self._warm_up()
+            self._warm_up(tuned=tuned)
             if tuned:
                 self._tune()
             for planned in self.plan.runs():
@@ -126,7 +126,7 @@ class Comparison:
             described.append(workload.describe() | {"offered": offered})
         return described
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, *, tuned: bool) -> None:
         most = min(max(point.num_requests for point in self.plan.points), _MOST_WARM_UP)
         workload = make_workload(WARM_UP, most, _WARM_UP_SEED)
         point = Point(workload, ClosedLoop(most), most)
@@ -140,17 +140,16 @@ class Comparison:
             if failures:
                 self.progress.say(f"warm-up of {variant.name}: {len(failures)} requests failed: {failures[0].error}")
         factor = (time.perf_counter() - start) / expected_s
-        self.progress.say(f"warmed up; about {readable(estimate_seconds(self.plan) * factor)} to go")
+        self.progress.say(
+            f"warmed up; about {readable(estimate_seconds(self.plan, tuned=tuned and self.server.repository is not None) * factor)} to go"
+        )
 
     def _tune(self) -> None:
         """Find the best settings of Triton's dynamic batcher, where the server is ours to set."""
-        variants = sorted(filter(is_tunable, self.plan.variants), key=lambda variant: variant.executor != "native")
+        variants = _tunable(self.plan)
         if not variants or self.server.repository is None:
             return
-        point = max(self.plan.points, key=lambda point: getattr(point.load, "concurrency", 0))
-        clients = getattr(point.load, "concurrency", _MOST_WARM_UP)
-        count = min(_TUNING_ROUNDS * clients, point.num_requests)
-        short = Point(point.workload, ClosedLoop(clients), count)
+        short = _tuning_point(self.plan)
         plan = replace(self.plan, points=(short,), warm_up=0, cool_down=0, repeats=1)
 
         def measure_short(variant: Variant, said: str) -> dict[str, Any]:
@@ -163,7 +162,7 @@ class Comparison:
 
         size = self.server.contracts[variants[0].served_name].max_batch_size
         tuning = tune(variants, self.server.repository, size, self.server.load, measure_short)
-        about = {"workload": point.workload.name, "concurrency": clients, "requests": count}
+        about = {"workload": short.workload.name, "point": short.load.label, "requests": short.num_requests}
         self.results["tuning"] = tuning | about
 
     def _measure(self, planned: PlannedRun) -> None:
@@ -188,6 +187,21 @@ def estimate(variant: Variant, point: Point, seed: int = 0) -> float:
     return max(times[-1], run_seconds(variant.model, variant.executor, requests, len(requests)))
 
 
-def estimate_seconds(plan: ComparePlan) -> float:
-    """Seconds that all measured runs will take."""
-    return sum(estimate(planned.variant, planned.point, plan.seed) for planned in plan.runs())
+def estimate_seconds(plan: ComparePlan, *, tuned: bool = False) -> float:
+    """Seconds that all measured runs will take, and where it is `tuned` the search for the dynamic batcher's best."""
+    measured = sum(estimate(planned.variant, planned.point, plan.seed) for planned in plan.runs())
+    if not tuned or not _tunable(plan):
+        return measured
+    return measured + len(grid(_MOST_WARM_UP)) * estimate(_tunable(plan)[0], _tuning_point(plan))
+
+
+def _tunable(plan: ComparePlan) -> list[Variant]:
+    """The variants of the dynamic batcher, the native ones first."""
+    return sorted(filter(is_tunable, plan.variants), key=lambda variant: variant.executor != "native")
+
+
+def _tuning_point(plan: ComparePlan) -> Point:
+    """A short run at the point with the most clients."""
+    point = max(plan.points, key=lambda point: getattr(point.load, "concurrency", 0))
+    clients = getattr(point.load, "concurrency", _MOST_WARM_UP)
+    return Point(point.workload, ClosedLoop(clients), min(_TUNING_ROUNDS * clients, point.num_requests))

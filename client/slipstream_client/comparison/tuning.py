@@ -12,7 +12,7 @@ from typing import Any
 
 from slipstream_client.comparison.variants import Variant, set_batcher
 
-DELAYS_MS = (0, 20, 100)
+DELAYS_MS = (0, 20)
 # Of the configured batch size.
 SIZES = (1.0, 0.5)
 
