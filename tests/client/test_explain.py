@@ -118,8 +118,8 @@ def test_more_than_two_per_cent_unexplained_is_told(cells: list[Cell]) -> None:
 def test_the_reasons_name_what_differs_and_nothing_small(cells: list[Cell]) -> None:
     dynamic, continuous = cells
     assert slots_reason(continuous, dynamic) == (
-        "of the token-slots that continuous computed, 96% were useful; of those of dynamic only 50%: "
-        "38% on rows already finished and 10% on prompt padding were wasted"
+        "96% of what the model computed for continuous was useful, but only 50% of what it computed for dynamic: "
+        "38% went to answers already finished and 10% went to prompt padding"
     )
     assert time_reason(continuous, dynamic) == (
         "an average request of dynamic spends 500 ms held for the batch's longest answer (against none)"

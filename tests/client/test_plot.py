@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from simulated_comparison import comparison, fail, runs_of
-from slipstream_client.report.curves import distribution_panels, knee_rows, load_panels, sweep_panel, sweep_sentences
+from slipstream_client.report.curves import distribution_panels, load_panels
+from slipstream_client.report.knees import knee_rows
 from slipstream_client.report.plot import (
     BOTTOM,
     HEIGHT,
@@ -24,6 +25,7 @@ from slipstream_client.report.plot import (
     spread,
 )
 from slipstream_client.report.study import Study
+from slipstream_client.report.sweep import sweep_panel, sweep_sentences
 
 POINTS = ("c1", "c4", "c16")
 

@@ -33,7 +33,7 @@ def test_offline_work_goes_to_the_most_tokens_with_the_next_best_named() -> None
         offline.found
     )
     assert offline.sure.startswith("continuous against iterative, the next: 2.0x (the repeats span 2.00x to 2.00x, ")
-    assert "were useful; of those of" in offline.reason
+    assert "of what the model computed for continuous was useful, but only" in offline.reason
 
 
 def test_two_that_the_noise_cannot_tell_apart_are_both_named() -> None:

@@ -88,8 +88,8 @@ def test_it_gives_the_reason_from_slots_and_time() -> None:
     assert slots
     useful = (slots["useful_decode"] + slots["useful_prefill"]) / slots["total"]
     said = " ".join(paragraph(study))
-    assert f"100% were useful; of those of dynamic only {useful * 100:.0f}%: " in said
-    assert f"{slots['finished_rows'] / slots['total'] * 100:.0f}% on rows already finished" in said
+    assert f"100% of what the model computed for continuous was useful, but only {useful * 100:.0f}% of what" in said
+    assert f"{slots['finished_rows'] / slots['total'] * 100:.0f}% went to answers already finished" in said
     assert "held for the batch's longest answer (against none)" in said
 
 

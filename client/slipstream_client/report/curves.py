@@ -1,25 +1,22 @@
-"""What the charts of the page show: figures against load, distributions, and the sweep over the variance of lengths."""
+"""What the charts of the page show: figures against load, and distributions over requests."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from slipstream_client.report.formats import duration, listed, percent, short, times
+from slipstream_client.report.formats import duration, listed, percent, short
+from slipstream_client.report.knees import knee_rules
 from slipstream_client.report.plot import Line, Mark, Panel, Rule
 from slipstream_client.report.recommendations import attainment, slo_words
 from slipstream_client.report.series import styles_of
-from slipstream_client.report.study import P99_NEEDS, SWEEP_PREFIX, Cell, Family, Load, Run, Study
-from slipstream_client.report.verdicts import difference
+from slipstream_client.report.study import P99_NEEDS, Cell, Family, Load, Run, Study
 
 Interval = tuple[float, float]
 
 CURVE_POINTS = 120
 FAR = 2.5  # a target farther than this above everything measured would flatten the chart
-KNEE_NEEDS = 3  # points: fewer have no knee to speak of
-_KNEES = {"throughput": "throughput knee", "latency": "latency knee", "slo": "target knee"}
 
 
 def load_panels(study: Study, family: Family) -> list[Panel]:
@@ -49,69 +46,11 @@ def distribution_panels(study: Study, family: Family, load: Load) -> list[Panel]
             done = [r for r in cell.records if not r["error"] and r[end] is not None]
             values = sorted((record[end] - record["sent"]) for record in done)
             if values:
-                lines.append(_line(study, cell.variant, _cumulative(cell, values), bare=True))
+                lines.append(line_of(study, cell.variant, _cumulative(cell, values), bare=True))
         silent = [c.variant for c in study.cells(family.workload, load) if not c.streams] if end == "first" else []
         subtitle = f"share of requests, {load.words}" + (f"; no stream: {listed(silent)}" if silent else "")
         panels.append(Panel(title, subtitle, lines, x_title="seconds", log_x=True, top=100.0, key=key))
     return [panel for panel in panels if not panel.empty]
-
-
-def sweep_panel(study: Study) -> Panel | None:
-    """Throughput as a ratio to the baseline against how much output lengths vary; None without a sweep."""
-    families = [f for f in study.families if f.workload.startswith(SWEEP_PREFIX)]
-    if len({f.workload for f in families}) < 2:
-        return None
-    lines, floor = [], study.floor("output_tokens_per_s")
-    for variant in study.variants:
-        if variant == study.baseline:
-            continue
-        marks = []
-        for family in families:
-            variation = study.output_length_variation(family.workload)
-            cell = study.cell(family.workload, family.loads[-1], variant)
-            base = study.cell(family.workload, family.loads[-1], study.baseline)
-            found = difference(study, cell, base, "output_tokens_per_s") if cell and base else None
-            if cell and found and variation is not None:
-                place = f"{variant}, {family.workload} at {cell.load.words}"
-                tip = f"{place}: {times(found.ratio)} ({found.sure}), {_judged(found.verdict)}"
-                marks.append(Mark(variation, found.ratio, tip, found.low, found.high, verdict=found.verdict))
-        lines.append(_line(study, variant, sorted(marks, key=lambda mark: mark.x)))
-    band = (1 / (1 + floor), 1 + floor) if floor is not None else None
-    return Panel(
-        f"Useful tokens/s, as a ratio to {study.baseline}",
-        "above 1 is better; the shaded band is the noise" if band else "above 1 is better",
-        lines,
-        x_title="standard deviation of output lengths ÷ their mean",
-        rules=[Rule(1.0, "")],
-        band=band,
-        key="sweep",
-    )
-
-
-def sweep_sentences(study: Study) -> list[str]:
-    """For each variant: the ratio with the least and the most variation, and from where on it pays."""
-    panel = sweep_panel(study)
-    said = []
-    for line in panel.lines if panel else ():
-        if not line.marks:
-            continue
-        least, most = line.marks[0], line.marks[-1]
-        paying = [mark.x for mark in line.marks if mark.verdict == "better"]
-        if any(mark.verdict == "unknown" for mark in line.marks):
-            pays = "how much of it is noise is not known"
-        else:
-            pays = f"better beyond the noise from {paying[0]:.2f} on" if paying else "never better beyond the noise"
-        ends = f"{times(least.y)} {_varying(least.x)}, {times(most.y)} {_varying(most.x)}"
-        said.append(f"{line.name}: {ends}; {pays}.")
-    return said
-
-
-def _varying(variation: float) -> str:
-    return f"where answers vary by {variation:.2f} of their mean" if variation else "where all answers are equally long"
-
-
-def _judged(verdict: str) -> str:
-    return {"same": "no difference beyond the noise", "unknown": "the noise is not known"}.get(verdict, verdict)
 
 
 def _rate(run: Run) -> float | None:
@@ -142,7 +81,8 @@ def _interval_of(metric: str, scale: float = 1.0) -> Callable[[Cell], Interval |
     return interval
 
 
-def _line(study: Study, variant: str, marks: Sequence[Mark], *, bare: bool = False) -> Line:
+def line_of(study: Study, variant: str, marks: Sequence[Mark], *, bare: bool = False) -> Line:
+    """The marks of a variant in its own look."""
     style = styles_of(study.variants)[variant]
     return Line(variant, study.variants.index(variant), marks, style.line == "--", style.marker, bare)
 
@@ -170,7 +110,7 @@ def _over_load(
             tip = f"{variant} at {load.words}: {text}{within}{more(cell)}{problem}"
             low, high = found or (None, None)
             marks.append(Mark(load.at, value, tip, low, high, hollow=cell.problem is not None))
-        lines.append(_line(study, variant, marks))
+        lines.append(line_of(study, variant, marks))
     return lines
 
 
@@ -200,30 +140,6 @@ def _hollow(lines: Sequence[Line]) -> str:
     return "Not filled: requests failed, or the point is invalid." if any_hollow else ""
 
 
-def knee_rules(study: Study, family: Family, kind: str) -> list[Rule]:
-    """The knees of one kind that were found, where they lie on this axis."""
-    if family.kind != study_kind(study, family.workload):
-        return []
-    tips: dict[float, list[str]] = {}
-    styles: dict[float, list[int]] = {}
-    for number, variant in enumerate(study.variants):
-        found = ((study.results.get("knees") or {}).get(f"{variant}/{family.workload}") or {}).get(kind)
-        if found and found["at"] is not None and family.loads[0].at <= found["at"] <= family.loads[-1].at:
-            told = f"{_KNEES[kind]} of {variant}: {short(found['at'])} {family.axis} ({found['confidence']})"
-            tips.setdefault(found["at"], []).append(told)
-            styles.setdefault(found["at"], []).append(number)
-    return [
-        Rule(at, _KNEES[kind], styles[at][0] if len(styles[at]) == 1 else None, upright=True, tip="\n".join(told))
-        for at, told in sorted(tips.items())
-    ]
-
-
-def study_kind(study: Study, workload: str) -> str:
-    """The kind of load that knees of a workload speak of: the one with the most points, closed loops first."""
-    families = [family for family in study.families if family.workload == workload]
-    return max(families, key=lambda family: len(family.loads)).kind
-
-
 def _against_latency(study: Study, family: Family) -> Panel:
     def mean(run: Run) -> float | None:
         return run["e2e_ms"]["mean"] / 1000 if run["e2e_ms"] else None
@@ -240,7 +156,7 @@ def _against_latency(study: Study, family: Family) -> Panel:
             low, high = _interval_of("e2e_mean_ms", 1000)(cell) or (y, y)
             tip = f"{variant} at {load.words}: {short(x)} tokens/s, mean end-to-end {duration(y * 1000)}"
             marks.append(Mark(x, y, tip, low, high, x_low, x_high, cell.problem is not None, f"{load.at:g}"))
-        lines.append(_line(study, variant, marks))
+        lines.append(line_of(study, variant, marks))
     subtitle = f"mean end-to-end latency, s; to the right and down is better; numbers: {family.axis}"
     return Panel(
         "Latency against throughput",
@@ -298,24 +214,3 @@ def _cumulative(cell: Cell, values: Sequence[float]) -> list[Mark]:
         )
         marks.append(Mark(values[index], 100 * (index + 1) / count, tip))
     return marks
-
-
-def knee_rows(study: Study) -> list[tuple[str, str, list[str]]]:
-    """Variant, workload, and each of the three knees in words."""
-    rows = []
-    for workload in study.workloads:
-        for variant in study.variants:
-            found = (study.results.get("knees") or {}).get(f"{variant}/{workload}")
-            counts = [len(f.loads) for f in study.families if f.workload == workload]
-            if found and max(counts) >= KNEE_NEEDS:
-                axis = next(
-                    f.axis for f in study.families if (f.workload, f.kind) == (workload, study_kind(study, workload))
-                )
-                rows.append((variant, workload, [_knee_words(found.get(kind), axis) for kind in _KNEES]))
-    return rows
-
-
-def _knee_words(knee: dict[str, Any] | None, axis: str) -> str:
-    if not knee or knee["at"] is None:
-        return f"no knee: {knee['reason']}" if knee else "no knee"
-    return f"{short(knee['at'])} {axis}: {knee['confidence']}"

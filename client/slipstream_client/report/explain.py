@@ -38,7 +38,11 @@ SLOTS = (
         "prompt_padding", "padding", "prompts filled up to the longest of their batch", "prompt padding", ORANGE, DARK
     ),
     Part(
-        "finished_rows", "finished", "finished answers that the batch went on computing", "rows already finished", RED
+        "finished_rows",
+        "finished",
+        "finished answers that the batch went on computing",
+        "answers already finished",
+        RED,
     ),
     Part("recomputed", "again", "computed again after preemption", "recomputing after preemption", PINK, DARK),
     Part("unexplained", "?", "unexplained", "rows not explained", GREY),
@@ -199,10 +203,10 @@ def slots_reason(cell: Cell, other: Cell) -> str | None:
     def useful(parts: dict[str, float]) -> str:
         return percent((parts["useful_decode"] + parts["useful_prefill"]) / parts["total"], 0)
 
-    spent = listed([f"{percent(theirs[part.key] / theirs['total'], 0)} on {part.sentence}" for part in found])
+    spent = listed([f"{percent(theirs[part.key] / theirs['total'], 0)} went to {part.sentence}" for part in found])
     return (
-        f"of the token-slots that {cell.variant} computed, {useful(mine)} were useful; "
-        f"of those of {other.variant} only {useful(theirs)}: {spent} were wasted"
+        f"{useful(mine)} of what the model computed for {cell.variant} was useful, "
+        f"but only {useful(theirs)} of what it computed for {other.variant}: {spent}"
     )
 
 

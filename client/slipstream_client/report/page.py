@@ -16,7 +16,7 @@ from typing import Any
 
 import jinja2
 
-from slipstream_client.report import curves, formats
+from slipstream_client.report import curves, formats, sweep
 from slipstream_client.report.batching import batching_doubt, mean_batch
 from slipstream_client.report.changes import Change
 from slipstream_client.report.diagnosis import Finding, diagnose
@@ -29,6 +29,7 @@ from slipstream_client.report.explain import (
     slot_bars,
     unexplained,
 )
+from slipstream_client.report.knees import knee_rows
 from slipstream_client.report.occupancy import occupancy
 from slipstream_client.report.phases import WORDS
 from slipstream_client.report.recommendations import attainment, recommendations, slo_words
@@ -148,10 +149,10 @@ def _context(study: Study, changes: Sequence[Change] | None) -> dict[str, Any]:
             (family, curves.load_panels(study, family)) for family in study.families if not _swept(family.workload)
         ],
         "distributions": curves.distribution_panels(study, main, main.loads[-1]) if main else [],
-        "sweep": curves.sweep_panel(study),
-        "sweep_sentences": curves.sweep_sentences(study),
+        "sweep": sweep.sweep_panel(study),
+        "sweep_sentences": sweep.sweep_sentences(study),
         "sweep_rows": _sweep_rows(study),
-        "knees": curves.knee_rows(study),
+        "knees": knee_rows(study),
         "occupancy": occupancy(study, top),
         "timeline": drawn,
         "phase_words": WORDS,
