@@ -141,7 +141,8 @@ class Comparison:
                 self.progress.say(f"warm-up of {variant.name}: {len(failures)} requests failed: {failures[0].error}")
         factor = (time.perf_counter() - start) / expected_s
         self.progress.say(
-            f"warmed up; about {readable(estimate_seconds(self.plan, tuned=tuned and self.server.repository is not None) * factor)} to go"
+        seconds = estimate_seconds(self.plan, tuned=tuned and self.server.repository is not None)
+        self.progress.say(f"warmed up; about {readable(seconds * factor)} to go")
         )
 
     def _tune(self) -> None:
@@ -150,6 +151,7 @@ class Comparison:
         if not variants or self.server.repository is None:
             return
         short = _tuning_point(self.plan)
+        assert isinstance(short.load, ClosedLoop)
         plan = replace(self.plan, points=(short,), warm_up=0, cool_down=0, repeats=1)
 
         def measure_short(variant: Variant, said: str) -> dict[str, Any]:
@@ -162,7 +164,7 @@ class Comparison:
 
         size = self.server.contracts[variants[0].served_name].max_batch_size
         tuning = tune(variants, self.server.repository, size, self.server.load, measure_short)
-        about = {"workload": short.workload.name, "point": short.load.label, "requests": short.num_requests}
+        about = {"workload": short.workload.name, "concurrency": short.load.concurrency, "requests": short.num_requests}
         self.results["tuning"] = tuning | about
 
     def _measure(self, planned: PlannedRun) -> None:
