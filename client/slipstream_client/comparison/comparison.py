@@ -140,10 +140,8 @@ class Comparison:
             if failures:
                 self.progress.say(f"warm-up of {variant.name}: {len(failures)} requests failed: {failures[0].error}")
         factor = (time.perf_counter() - start) / expected_s
-        self.progress.say(
         seconds = estimate_seconds(self.plan, tuned=tuned and self.server.repository is not None)
         self.progress.say(f"warmed up; about {readable(seconds * factor)} to go")
-        )
 
     def _tune(self) -> None:
         """Find the best settings of Triton's dynamic batcher, where the server is ours to set."""
