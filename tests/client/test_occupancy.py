@@ -45,6 +45,15 @@ def test_rows_are_averaged_over_time_and_finished_ones_stand_on_top() -> None:
     assert "2.0 rows working, 6.0 finished and still computed" in strip.tips[-1][2]
 
 
+def test_a_slice_that_two_steps_share_is_their_mean_by_time() -> None:
+    steps = [
+        STEP | {"start_s": 0.0, "run_s": 1.25, "running": 8},
+        STEP | {"start_s": 1.25, "run_s": SLICES - 1.25, "running": 16},
+    ]
+    (strip,) = strips(steps, max_num_seqs="16").strips
+    assert strip.working == f"M0,100H0V50H1V12.5H2V0H{SLICES}V100z"  # 8, a quarter of 8 and the rest of 16, then 16
+
+
 def test_time_without_a_step_is_empty() -> None:
     shown = strips(
         [STEP | {"start_s": 0.0, "run_s": 1.0, "running": 4}, STEP | {"start_s": 3.0, "run_s": 1.0, "running": 4}]

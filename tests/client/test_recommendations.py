@@ -52,6 +52,15 @@ def test_a_large_noise_floor_is_told_beside_an_equality() -> None:
     assert "But the noise is large: a floor of 25.0% hides any difference smaller than that." in offline.sure
 
 
+def test_variants_whose_repeats_overlap_are_not_told_apart_however_small_the_floor() -> None:
+    data = comparison(points=POINTS)
+    for variant, rates in {"iterative": (150.0, 210.0), "continuous": (200.0, 220.0)}.items():
+        for run, rate in zip(runs_of(data[0], variant), rates, strict=True):
+            run["output_tokens_per_s"] = rate
+    data[0]["noise"]["metrics"]["output_tokens_per_s"]["floor"] = 0.01
+    assert answers(data)[0].pick == "continuous or iterative"
+
+
 def test_each_variant_is_taken_at_its_own_best_load() -> None:
     data = comparison(points=POINTS)
     set_rates(data, {"dynamic": 300.0}, "c4")

@@ -149,3 +149,8 @@ def test_every_slice_of_a_request_lies_within_it(tmp_path: Path) -> None:
         times = [event["ts"] for event in events if event.get("id") == record["id"]]
         assert min(times) == pytest.approx(record["intended"] * 1e6, abs=0.06)
         assert max(times) == pytest.approx(record["last"] * 1e6, abs=0.06)
+        pieces = [event for event in events if event.get("id") == record["id"]][1:-1]
+        ends = [event["ts"] for event in pieces]
+        assert ends == sorted(ends)
+        assert [event["ph"] for event in pieces] == ["b", "e"] * (len(pieces) // 2)
+        assert all(end > start for start, end in zip(ends[::2], ends[1::2], strict=True))

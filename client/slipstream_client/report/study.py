@@ -294,18 +294,3 @@ def _by_run(lines: Sequence[dict]) -> dict[str, list[dict]]:
     for line in lines:
         found[line["run"]].append(line)
     return found
-
-
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Interpolated between the two nearest values; None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    at = share * (len(ordered) - 1)
-    low = math.floor(at)
-    return ordered[low] + (ordered[min(low + 1, len(ordered) - 1)] - ordered[low]) * (at - low)
-
-
-def ratio(value: float | None, base: float | None) -> float | None:
-    """How many times `base` the value is; None where either is missing or the base is zero."""
-    return value / base if value is not None and base else None
