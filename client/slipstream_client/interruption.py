@@ -13,7 +13,10 @@ def ended_as_by_ctrl_c() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end a command as Ctrl-C does, with all that it has started."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        # By way of whoever handles Ctrl-C now: an exception raised here could be lost in a callback of gRPC's.
+        # By way of whoever handles Ctrl-C now: an exception raised here could be lost in a callback of gRPC's. A shell
+        # lets its background jobs ignore Ctrl-C; then nobody does.
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
