@@ -34,6 +34,8 @@ CONTRAST = """() => {
       const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x)
       return [(a + 0.05) / (b + 0.05), e.tagName + ' ' + e.textContent.trim().slice(0, 40)] })
     .filter(([ratio]) => ratio < 4.5).map(([ratio, what]) => `${ratio.toFixed(1)} ${what}`) }"""
+CUT = """() => [...document.querySelectorAll('.on')]
+  .filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
 TIP = """e => { const s = getComputedStyle(e, '::after'); return [s.content, s.position] }"""
 
 
@@ -129,9 +131,7 @@ def test_labels_of_charts_and_bars_do_not_overlap(shown: Any) -> None:
       return boxes.flatMap(([a, p], i) =>
         boxes.slice(i + 1).filter(([_, q]) => over(p, q)).map(([b]) => `${a} on ${b}`)) })""")
     assert overlaps == []
-    cut = shown.evaluate("""() => [...document.querySelectorAll('.on')]
-      .filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)""")
-    assert cut == []
+    assert shown.evaluate(CUT) == []
 
 
 def test_it_prints_as_a_whole(browser: Any, report: Path, tmp_path: Path) -> None:
@@ -144,4 +144,15 @@ def test_it_prints_as_a_whole(browser: Any, report: Path, tmp_path: Path) -> Non
     assert 5 <= len(re.findall(rb"/Type\s*/Page\b", content)) <= 60
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    page.set_viewport_size({"width": 688, "height": 900})  # A4 without its margins
+    assert page.evaluate(CUT) == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [480, 700, 920, 1100])
+def test_between_phone_and_desk_it_fits_as_well(browser: Any, report: Path, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(report.as_uri())
+    assert page.evaluate(OVERFLOW) == []
+    assert page.evaluate(CUT) == []
     page.close()
