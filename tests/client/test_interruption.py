@@ -10,15 +10,20 @@ import pytest
 from slipstream_client.interruption import ended_as_by_ctrl_c
 
 
+def kill_oneself(number: signal.Signals) -> None:
+    with ended_as_by_ctrl_c():
+        os.kill(os.getpid(), number)
+        signal.pause()
+
+
 @pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_as_ctrl_c_does(ctrl_c: object, number: signal.Signals) -> None:
     before = signal.signal(signal.SIGINT, ctrl_c)  # type: ignore[arg-type]
     handler = signal.getsignal(number)
     try:
-        with pytest.raises(KeyboardInterrupt), ended_as_by_ctrl_c():
-            os.kill(os.getpid(), number)
-            signal.pause()
+        with pytest.raises(KeyboardInterrupt):
+            kill_oneself(number)
         assert signal.getsignal(number) == handler
     finally:
         signal.signal(signal.SIGINT, before)
