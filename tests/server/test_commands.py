@@ -148,7 +148,7 @@ def test_compare_says_where_the_dynamic_batcher_did_not_batch(server: TritonServ
     where = ["--url", server.grpc_url, "--metrics-url", server.metrics_url, "--out", tmp_path]
     load = ["--batchers", "dynamic,continuous", "--workload", "fixed:8,2", "--concurrency", "1", "--requests", "2"]
     printed = " ".join(slipstream("compare", *where, *load).split())
-    said = "dynamic at concurrency 1: Triton's dynamic batcher did not batch (2 requests in 2 executions)"
+    said = "dynamic at 1 client (fixed:8,2): Triton's dynamic batcher did not batch (2 requests in 2 executions)"
     assert said in printed
     assert said in (tmp_path / "report.html").read_text().replace("&#39;", "'")
     (run, _) = json.loads((tmp_path / "results.json").read_text())["runs"]
