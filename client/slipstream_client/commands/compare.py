@@ -36,90 +36,175 @@ _BATCHERS = "static,dynamic,iterative,continuous"
 _CONCURRENCY = "1,4,16"
 _WORKLOAD = "mixed"
 
-# Names of options as other load generators have them stand beside ours.
-Names = typer.Option
+# Options have the names of other load generators beside ours; --help shows them in these groups.
+_WHAT, _LOAD, _MEASURED, _SERVER = "What is compared", "Load", "How it is measured", "Server"
 
 
 def compare(
     batchers: Annotated[
-        str | None, Names(help="Models to compare, separated by commas.", show_default=_BATCHERS)
+        str | None,
+        typer.Option(help="Models to compare, separated by commas.", show_default=_BATCHERS, rich_help_panel=_WHAT),
     ] = None,
     variant: Annotated[
         list[str] | None,
-        Names(
+        typer.Option(
             help="MODEL[,SWITCH=VALUE...] with a parameter set otherwise, such as continuous,prefix_cache=off or "
-            "dynamic,executor=transformers; or NAME,target=openai,url=URL,served_model=M. May be repeated."
+            "dynamic,executor=transformers; or NAME,target=openai,url=URL,served_model=M. May be repeated.",
+            rich_help_panel=_WHAT,
         ),
     ] = None,
     reference: Annotated[
-        str | None, Names(help="Variant that the others are measured against.", show_default="dynamic, else the first")
+        str | None,
+        typer.Option(
+            help="Variant that the others are measured against.",
+            show_default="dynamic, else the first",
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     workload: Annotated[
         list[str] | None,
-        Names(
-            help="Lengths or a file (README, Workloads); variance is a sweep. May be repeated.", show_default=_WORKLOAD
+        typer.Option(
+            help="Lengths by name, or a file of requests (docs/comparison.md); variance is a sweep. May be repeated.",
+            show_default=_WORKLOAD,
+            rich_help_panel=_WHAT,
         ),
     ] = None,
-    scale: Annotated[float, Names(help="Factor of all lengths of the workload.")] = 1.0,
-    max_input: Annotated[int | None, Names(min=1, help="Longest prompt; longer ones are cut.")] = None,
-    max_output: Annotated[int | None, Names(min=1, help="Longest answer; longer ones are cut.")] = None,
-    concurrency: Annotated[
-        str | None, Names(help="Closed loop: clients that wait for their answers.", show_default=_CONCURRENCY)
+    scale: Annotated[float, typer.Option(help="Factor of all lengths of the workload.", rich_help_panel=_WHAT)] = 1.0,
+    max_input: Annotated[
+        int | None, typer.Option(min=1, help="Longest prompt; longer ones are cut.", rich_help_panel=_WHAT)
     ] = None,
-    request_rate: Annotated[str | None, Names(help="Open loop: requests per second, or inf.")] = None,
+    max_output: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer; longer ones are cut.", rich_help_panel=_WHAT)
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            help="Closed loop: clients that wait for their answers.", show_default=_CONCURRENCY, rich_help_panel=_LOAD
+        ),
+    ] = None,
+    request_rate: Annotated[
+        str | None, typer.Option(help="Open loop: requests per second, or inf.", rich_help_panel=_LOAD)
+    ] = None,
     burstiness: Annotated[
-        float, Names(help="Shape of the gamma distributed gaps; 1 is Poisson, less comes in bursts.")
+        float,
+        typer.Option(
+            help="Shape of the gamma distributed gaps; 1 is Poisson, less comes in bursts.", rich_help_panel=_LOAD
+        ),
     ] = 1.0,
-    trace: Annotated[str | None, Names(help="Replay the arrival times of this file.")] = None,
-    trace_speed: Annotated[float, Names(help="Factor of the trace's speed.")] = 1.0,
-    max_concurrency: Annotated[int | None, Names(min=1, help="Most requests in flight of an open loop.")] = None,
-    ramp_up: Annotated[float, Names(min=0, help="Seconds in which the load grows to its full height.")] = 0.0,
+    trace: Annotated[
+        str | None, typer.Option(help="Replay the arrival times of this file.", rich_help_panel=_LOAD)
+    ] = None,
+    trace_speed: Annotated[float, typer.Option(help="Factor of the trace's speed.", rich_help_panel=_LOAD)] = 1.0,
+    max_concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Most requests in flight of an open loop.", rich_help_panel=_LOAD)
+    ] = None,
+    ramp_up: Annotated[
+        float, typer.Option(min=0, help="Seconds in which the load grows to its full height.", rich_help_panel=_LOAD)
+    ] = 0.0,
     requests: Annotated[
         str | None,
-        Names(
+        typer.Option(
             "--requests",
             "--num-prompts",
             "--request-count",
             help="Measured requests of each run, or one number for each load.",
             show_default="12,24,48 for concurrency 1,4,16",
+            rich_help_panel=_LOAD,
         ),
     ] = None,
     warm_up: Annotated[
-        int, Names("--warmup-request-count", min=0, help="Requests at the start of each run that count in no figure.")
+        int,
+        typer.Option(
+            "--warmup-request-count",
+            min=0,
+            help="Requests at the start of each run that count in no figure.",
+            rich_help_panel=_LOAD,
+        ),
     ] = 0,
     cool_down: Annotated[
-        int, Names("--cooldown-request-count", min=0, help="Requests at the end of each run that count in no figure.")
+        int,
+        typer.Option(
+            "--cooldown-request-count",
+            min=0,
+            help="Requests at the end of each run that count in no figure.",
+            rich_help_panel=_LOAD,
+        ),
     ] = 0,
     repeats: Annotated[
-        int, Names("--repeats", "--trials", min=1, help="Runs of each variant at each load; 2 tell the noise.")
+        int,
+        typer.Option(
+            "--repeats",
+            "--trials",
+            min=1,
+            help="Runs of each variant at each load; 2 tell the noise.",
+            rich_help_panel=_MEASURED,
+        ),
     ] = 1,
     goodput: Annotated[
         list[str] | None,
-        Names("--goodput", "--slo", help="chat, interactive, or limits in ms: 'ttft:200 tpot:50 e2el:3000'."),
+        typer.Option(
+            "--goodput",
+            "--slo",
+            help="chat, interactive, or limits in ms: 'ttft:200 tpot:50 e2el:3000'.",
+            rich_help_panel=_MEASURED,
+        ),
     ] = None,
-    tune: Annotated[bool, Names(help="Find the dynamic batcher's best delay and batch size first.")] = True,
-    seed: Annotated[int, Names("--seed", "--random-seed", min=0, help="Seed of the workload and of the arrivals.")] = 0,
+    tune: Annotated[
+        bool, typer.Option(help="Find the dynamic batcher's best delay and batch size first.", rich_help_panel=_WHAT)
+    ] = True,
+    seed: Annotated[
+        int,
+        typer.Option(
+            "--seed",
+            "--random-seed",
+            min=0,
+            help="Seed of the workload and of the arrivals.",
+            rich_help_panel=_MEASURED,
+        ),
+    ] = 0,
     out: Annotated[
         Path | None,
-        Names("--out", "--result-dir", help="Folder for the results.", show_default="results/compare-<time>"),
+        typer.Option("--out", "--result-dir", help="Folder for the results.", show_default="results/compare-<time>"),
     ] = None,
-    baseline: Annotated[Path | None, Names(help="Folder of an earlier comparison to show the changes against.")] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="Folder of an earlier comparison to show the changes against.", rich_help_panel=_MEASURED),
+    ] = None,
     url: Annotated[
-        str | None, Names("--url", "-u", help="gRPC endpoint of a running server; without it one is started.")
+        str | None,
+        typer.Option(
+            "--url", "-u", help="gRPC endpoint of a running server; without it one is started.", rich_help_panel=_SERVER
+        ),
     ] = None,
     http_url: Annotated[
-        str | None, Names(help="HTTP endpoint of that server.", show_default="port 8000 beside 8001")
+        str | None,
+        typer.Option(
+            help="HTTP endpoint of that server.", show_default="port 8000 beside 8001", rich_help_panel=_SERVER
+        ),
     ] = None,
     metrics_url: Annotated[
-        str | None, Names(help="Metrics endpoint of that server.", show_default="port 8002 beside 8001")
+        str | None,
+        typer.Option(
+            help="Metrics endpoint of that server.", show_default="port 8002 beside 8001", rich_help_panel=_SERVER
+        ),
     ] = None,
     model: Annotated[
-        str | None, Names("--model", "-m", help="Language model: built-in name, folder or hub id.")
+        str | None,
+        typer.Option("--model", "-m", help="Language model: built-in name, folder or hub id.", rich_help_panel=_SERVER),
     ] = None,
-    device: Annotated[str | None, Names(help="auto, cpu or cuda.", show_default="as each model is configured")] = None,
-    retries: Annotated[int, Names(min=0, help="Retries of a request that was refused as UNAVAILABLE.")] = 0,
-    timeout: Annotated[float, Names(min=0.1, max=86400, help="Seconds after which a request has failed.")] = 300.0,
-    as_json: Annotated[bool, Names("--json", help="Print results.json instead of the tables.")] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(help="auto, cpu or cuda.", show_default="as each model is configured", rich_help_panel=_SERVER),
+    ] = None,
+    retries: Annotated[
+        int,
+        typer.Option(min=0, help="Retries of a request that was refused as UNAVAILABLE.", rich_help_panel=_MEASURED),
+    ] = 0,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0.1, max=86400, help="Seconds after which a request has failed.", rich_help_panel=_MEASURED),
+    ] = 300.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of the tables.")] = False,
 ) -> None:
     """Send the same requests to each batcher; show throughput, latency and waste side by side, and why they differ.
 
