@@ -12,7 +12,12 @@ from typer.testing import CliRunner
 
 from helpers import PROMPTS, STREAMING, ask, ask_with, inputs_for, sampling_json
 from slipstream_client import cli
+from slipstream_client.comparison.explain import explain_engine_time, explain_request_time, explain_slots
+from slipstream_client.comparison.run_figures import measured, run_figures, window_s
+from slipstream_client.comparison.slo import Slo
+from slipstream_client.comparison.statistics import summarise_runs
 from slipstream_client.http_client import HttpSlipstreamClient
+from slipstream_client.load.records import RequestRecord
 from slipstream_client.server.tritonserver import TritonServer
 from slipstream_client.tensors import RequestFailed
 
@@ -141,6 +146,39 @@ def test_compare_explains_where_all_rows_and_all_of_the_requests_time_went(
         engine = run["engine_time_s"]
         assert abs(engine["unexplained"]) < 0.02 * engine["total"]
         assert engine["total"] == pytest.approx(run["duration_s"])
+
+
+def test_everything_that_compare_states_can_be_computed_again_from_its_files(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    where = ["--url", server.grpc_url, "--metrics-url", server.metrics_url, "--out", tmp_path]
+    load = ["--batchers", "dynamic,continuous", "--workload", "fixed:12,5", "--request-rate", "20", "--requests", "4"]
+    more = ["--repeats", "2", "--warmup-request-count", "1", "--goodput", "e2el:60000"]
+    results = json.loads(slipstream("compare", *where, *load, *more, "--json"))
+    lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    slos = [Slo(name, **limits) for name, limits in results["plan"]["slo"].items()]
+    records = {
+        run["id"]: [
+            RequestRecord(**line | {"chunks": [tuple(chunk) for chunk in line["chunks"]]})
+            for line in lines
+            if line["run"] == run["id"]
+        ]
+        for run in results["runs"]
+    }
+    for run in results["runs"]:
+        mine, own_steps = records[run["id"]], [step for step in steps if step["run"] == run["id"]]
+        counted = measured(mine)
+        start = min(record.sent or 0.0 for record in counted)
+        lock_step = run["variant"] == "dynamic"
+        stated = run_figures(mine, slos) | {
+            "slots": explain_slots(own_steps, run["computed_tokens"]),
+            "engine_time_s": explain_engine_time(own_steps, start, start + window_s(counted)),
+            "request_time_ms": explain_request_time(counted, own_steps, run["clock_offset_s"], lock_step=lock_step),
+        }
+        assert json.loads(json.dumps(stated)) == {key: run[key] for key in stated}
+    concluded = summarise_runs(results["runs"], records, "dynamic", "e2el:60000")
+    assert json.loads(json.dumps(concluded)) == {key: results[key] for key in concluded}
 
 
 def test_compare_says_where_the_dynamic_batcher_did_not_batch(server: TritonServer, tmp_path: Path) -> None:
