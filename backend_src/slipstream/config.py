@@ -26,6 +26,7 @@ _CHOICES = {
     "admission": ("optimistic", "no_evict"),
     "queue_order": ("fcfs", "priority", "fair"),
 }
+_LONGEST_NAME = 30
 # field -> (least, most) allowed value
 _RANGES = {
     "max_num_seqs": (1, 4096),
@@ -135,6 +136,11 @@ class EngineConfig:
                     "executor 'transformers' are auto, fp32, bf16"
                 )
         _ = self.weight_of_tenant  # is it readable?
+        if not 1 <= len(self.name.encode()) <= _LONGEST_NAME:
+            raise ConfigError(
+                f"name is {self.name!r}; an engine's name has 1 to {_LONGEST_NAME} bytes, since its sockets' "
+                "paths are bounded (the parameter `name` gives a model's engine another one)"
+            )
         if not self.model:
             raise ConfigError("model is empty; it must be a built-in name, a folder or a hub id")
 

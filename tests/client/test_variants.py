@@ -34,6 +34,17 @@ def test_a_variant_is_a_model_with_switches(text: str, name: str, served_name: s
     assert (variant.name, variant.served_name, dict(variant.switches)) == (name, served_name, switches)
 
 
+def test_a_name_that_would_be_too_long_for_an_engine_is_a_hash() -> None:
+    texts = (
+        "continuous,max_num_seqs=32,kv_cache_bytes=1610612736",
+        "continuous,max_num_seqs=32,kv_cache_bytes=1610612737",
+    )
+    first, second = (parse_variant(text).served_name for text in texts)
+    assert first != second
+    assert first == parse_variant("continuous,kv_cache_bytes=1610612736,max_num_seqs=32").served_name
+    assert {len(first), len(second)} == {len("continuous-") + 8}
+
+
 def test_another_server_is_a_variant_too() -> None:
     variant = parse_variant("llama-server,target=openai,url=http://127.0.0.1:8080,served_model=smollm2")
     assert variant == Variant("llama-server", "smollm2", {}, "openai", "http://127.0.0.1:8080")

@@ -39,7 +39,7 @@ def show(
     else:
         console = Console()
         # Piped output has no width of its own; the tables need this much.
-        console = console if console.is_terminal else Console(width=132)
+        console = console if console.is_terminal else Console(width=160)
         for table in compare_tables(results, comparison.request_lines(), console.width):
             console.print(table)
         cells = Study(results, comparison.request_lines(), comparison.steps).all_cells()

@@ -26,7 +26,7 @@ def report(
     results, requests, steps = read_folder(folder)
     earlier = read_results(baseline) if baseline else None
     console = Console()
-    console = console if console.is_terminal else Console(width=132)
+    console = console if console.is_terminal else Console(width=160)
     paths = write_all(results, requests, steps, out or folder, earlier)
     if earlier is not None:
         console.print(changes_table(baseline_changes(results, earlier)))

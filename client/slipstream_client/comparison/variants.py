@@ -6,6 +6,7 @@ every variant a model of its own in a repository made for it, so that all are lo
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ TARGETS = ("grpc", "generate_stream", "infer", "openai")
 # Of Triton's own configuration, beside the parameters.
 _BATCHER_FIELDS = ("max_batch_size", "max_queue_delay_microseconds")
 _OF_THE_CLIENT = ("name", "target", "url", "served_model")
+_LONGEST_NAME = 30  # of an engine, since the path of its socket is bounded
 _TRUTHS = {"on": "true", "off": "false"}
 
 
@@ -49,7 +51,11 @@ class Variant:
         """Its model's name at the server."""
         if self.url is not None or not self.switches:
             return self.model
-        return re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join([self.model, *map("_".join, sorted(self.switches.items()))]))
+        switches = "-".join(map("_".join, sorted(self.switches.items())))
+        readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{self.model}-{switches}")
+        if len(readable) <= _LONGEST_NAME:
+            return readable
+        return f"{self.model[: _LONGEST_NAME - 9]}-{hashlib.sha256(switches.encode()).hexdigest()[:8]}"
 
     @property
     def executor(self) -> str:

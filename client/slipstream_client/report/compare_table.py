@@ -14,7 +14,7 @@ from slipstream_client.report.study import Cell, Family, Load, Study
 from slipstream_client.report.verdicts import Difference, difference
 
 # Columns of the whole width, and where they part in two tables on a terminal that is narrower than that.
-_WIDTH = 128
+_WIDTH = 150
 _LATENCY_COLUMNS = 7
 
 
