@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream_client.comparison.estimate import readable, run_seconds
-from slipstream_client.comparison.margins import MODEL, add_margins
+from slipstream_client.comparison.margins import add_margins
 from slipstream_client.comparison.measurement import Measurement, measure
 from slipstream_client.comparison.plan import ComparePlan, PlannedRun, Point
 from slipstream_client.comparison.progress import CompareProgress
@@ -27,6 +27,7 @@ from slipstream_client.load.workload import make_workload
 WARM_UP = "fixed:48,24"
 _WARM_UP_SEED = 999_983  # other texts than the measured ones, so that no cache knows those
 _MOST_WARM_UP = 16
+_SCORING_MODEL = "continuous"  # its answers can have log-probabilities
 _TUNING_ROUNDS = 2  # requests of each client in a run of the grid
 
 
@@ -109,9 +110,10 @@ class Comparison:
         results["quality"] = compare_answers(self.records, runs)
         results["quality"]["input_token_mismatches"] = len(self.input_mismatches())
         agreement = results["quality"]["agreement"]
-        if agreement and MODEL in self.server.contracts and not results["interrupted"]:
+        scoring = [v.served_name for v in self.plan.variants if v.model == _SCORING_MODEL and v.url is None]
+        if agreement and scoring and not results["interrupted"]:
             requests = {run.id: {each.index: each for each in run.point.requests} for run in self.plan.runs()}
-            add_margins(agreement, self.records, requests, self.server.grpc_url)
+            add_margins(agreement, self.records, requests, self.server.grpc_url, scoring[0])
 
     def _describe_workloads(self) -> list[dict[str, Any]]:
         described = []

@@ -10,7 +10,6 @@ from slipstream_client.load.records import RequestRecord
 from slipstream_client.load.workload import WorkloadRequest
 from slipstream_client.tensors import RequestFailed
 
-MODEL = "continuous"  # the model that gives log-probabilities
 _LIKELIEST = 20
 _MOST = 20  # differences of each variant that are looked into
 
@@ -20,6 +19,7 @@ def add_margins(
     records: Iterable[RequestRecord],
     requests: Mapping[str, Mapping[int, WorkloadRequest]],
     url: str,
+    model: str,
 ) -> None:
     """Note in the first differences by how much the native token was likelier, in natural logarithms of probability.
 
@@ -28,9 +28,10 @@ def add_margins(
             twenty likeliest or the server does not say.
         requests: those of each run, by index.
         url: gRPC endpoint of the server.
+        model: a native model of it that gives log-probabilities.
     """
     by_id = {record.id: record for record in records}
-    with SlipstreamClient(url, MODEL, timeout_s=60.0) as client:
+    with SlipstreamClient(url, model, timeout_s=60.0) as client:
         for seen in agreement.values():
             for difference in seen["different"][:_MOST]:
                 record, reference = by_id[difference["request"]], by_id[difference["reference"]]
