@@ -32,7 +32,7 @@ model: setup
 
 demo: model
 	@$(BIN)/slipstream compare --batchers static,dynamic,iterative,continuous --workload mixed \
-	  --concurrency 1,4,16 --requests 8,16,48 --out $(DEMO_OUT)
+	  --concurrency 1,4,16 --requests 6,12,32 --out $(DEMO_OUT)
 
 serve: model
 	@$(BIN)/slipstream serve
