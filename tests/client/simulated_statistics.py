@@ -78,7 +78,10 @@ def _compared(
         if not mine or not theirs:
             continue
         value, other = statistics.fmean(mine), statistics.fmean(theirs)
-        floor = noise[metric]["floor"] if metric in noise else None
+        floor = None
+        if metric in noise:
+            one = math.log1p(noise[metric]["floor"])
+            floor = math.expm1(one * math.sqrt((1 / len(mine) + 1 / len(theirs)) / 2))
         inside = floor is not None and abs(math.log(value / other)) <= math.log1p(floor)
         better = (value > other) == (metric == "output_tokens_per_s")
         metrics[metric] = {

@@ -49,7 +49,7 @@ def test_a_large_noise_floor_is_told_beside_an_equality() -> None:
     set_rates(data, {"iterative": 200.0, "continuous": 200.1})
     data[0]["noise"]["metrics"]["output_tokens_per_s"]["floor"] = 0.25
     offline, _, _ = answers(data)
-    assert "But the noise is large: a floor of 25.0% hides any difference smaller than that." in offline.sure
+    assert "But the noise is large: a floor of 17.1% hides any difference smaller than that." in offline.sure
 
 
 def test_variants_whose_repeats_overlap_are_not_told_apart_however_small_the_floor() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from simulated_comparison import Data, comparison, conclude, fail, runs_of
@@ -21,7 +23,7 @@ def test_it_states_the_ratio_and_its_certainty_at_the_highest_load() -> None:
     set_rates(data, "continuous", 200.0, 210.0)
     set_rates(data, "dynamic", 66.0, 66.0)
     conclude(data[0], data[1])
-    floor = data[0]["noise"]["metrics"]["output_tokens_per_s"]["floor"]
+    floor = math.exp(math.log(1 + data[0]["noise"]["metrics"]["output_tokens_per_s"]["floor"]) / math.sqrt(2)) - 1
     found = headline(Study(*data))
     assert found.startswith(
         "At 16 clients (workload mixed), continuous delivered 3.1x the useful tokens/s of dynamic (205 against 66; "
@@ -118,7 +120,12 @@ def test_it_says_when_answers_were_not_compared() -> None:
 def test_it_says_how_sure_it_is() -> None:
     data = comparison(count=12)
     data[0]["noise"]["metrics"] = {"output_tokens_per_s": {"floor": 0.0314, "degrees_of_freedom": 9}}
-    assert "two runs of one variant differ by less than 3.1% in tokens/s in 95 of 100 cases" in how_sure(Study(*data))
+    assert (
+        "The noise floor is 2.2% in tokens/s: two such means of one variant differ by less in 95 of 100 cases"
+        in how_sure(Study(*data))
+    )
+    floor = Study(*data).floor("output_tokens_per_s", 2, 8)
+    assert floor == pytest.approx(1.0314**0.559017 - 1)  # sqrt((1/2 + 1/8) / 2)
     data[0]["noise"] = {}
     assert how_sure(Study(*data)) == "Each figure is the mean of 2 repeats; the noise was not measured."
     once = comparison(("dynamic", "continuous"), ("c4",), count=6, repeats=1)

@@ -62,7 +62,8 @@ def baseline_changes(results: dict, earlier_results: dict) -> list[Change]:
             value, before = cell.metric(name), earlier.metric(name)
             if not value or not before:
                 continue
-            floors = [now.floor(name), then.floor(name)]
+            repeats = len(cell.runs), len(earlier.runs)
+            floors = [now.floor(name, *repeats), then.floor(name, *repeats)]
             floor = None if None in floors else max(known for known in floors if known is not None)
             verdict = _verdict(value / before, floor, METRICS[name].higher_is_better)
             changes.append(Change(*place, cell.variant, name, before, value, floor, verdict, same))

@@ -67,7 +67,7 @@ def _saturated(study: Study, family: Family, cell: Cell) -> Said:
     late, sooner = cell.metric("e2e_mean_ms"), before.metric("e2e_mean_ms")
     if not rate or not earlier or not late or not sooner:
         return
-    floor = study.floor("output_tokens_per_s")
+    floor = study.floor("output_tokens_per_s", len(cell.runs), len(before.runs))
     if rate / earlier <= 1 + (FLAT if floor is None else max(floor, FLAT)) and late / sooner >= SLOWER:
         yield (
             f"Saturated: from {before.load.words} to {cell.load.words} there is no more throughput, only waiting.",

@@ -259,10 +259,18 @@ class Study:
         """The entry of "comparisons" of a cell; the baseline has none."""
         return self._comparisons.get((cell.workload, cell.load.label, cell.variant))
 
-    def floor(self, metric: str) -> float | None:
-        """The share by which two runs of one variant differ at most in 95 of 100 cases; None where it is not known."""
+    def floor(self, metric: str, repeats: int | None = None, other_repeats: int | None = None) -> float | None:
+        """The share by which two means over so many runs of one variant differ at most in 95 of 100 cases.
+
+        Without `repeats`, of as many as the comparison has; None where it is not known. results.json holds the floor
+        of one run against one: its logarithm is in proportion to the standard error of the difference.
+        """
         known = ((self.results.get("noise") or {}).get("metrics") or {}).get(metric)
-        return known["floor"] if known else None
+        if not known or known["floor"] is None:
+            return None
+        repeats = repeats or self.repeats
+        spread = math.sqrt((1 / repeats + 1 / (other_repeats or repeats)) / 2)
+        return math.expm1(math.log1p(known["floor"]) * spread)
 
     def measured(self, run: Run) -> list[Record]:
         """The records of a run that count, in the order in which they were sent."""

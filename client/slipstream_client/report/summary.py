@@ -48,7 +48,7 @@ def paragraph(study: Study) -> list[str]:
 
 
 def how_sure(study: Study) -> str:
-    """The noise floor in words."""
+    """The noise floor in words: that of the means, by which every ratio is judged."""
     floor = study.floor("output_tokens_per_s")
     if study.repeats < 2:
         return "Each figure is of one run, so the noise is not known and small differences mean nothing."
@@ -57,9 +57,9 @@ def how_sure(study: Study) -> str:
     tail = study.floor("e2e_p99_ms")
     also = f" ({percent(tail)} in P99 latency)" if tail is not None else ""
     return (
-        f"Each figure is the mean of {study.repeats} repeats, the variants in turn; two runs of one variant differ "
-        f"by less than {percent(floor)} in tokens/s{also} in 95 of 100 cases; a difference that this explains is "
-        "called the same."
+        f"Each figure is the mean of {study.repeats} repeats, the variants in turn. The noise floor is "
+        f"{percent(floor)} in tokens/s{also}: two such means of one variant differ by less in 95 of 100 cases, and a "
+        "difference that this explains is called the same."
     )
 
 

@@ -81,7 +81,7 @@ def _by_floor(study: Study, cell: Cell, base: Cell, metric: str) -> Difference |
         return None
     found = value / other
     low, high = span[0] / other_span[1], span[1] / other_span[0]
-    floor = study.floor(metric)
+    floor = study.floor(metric, len(cell.runs), len(base.runs))
     if floor is None:
         return Difference(found, None, None, None, "unknown", of_repeats=True)
     inside = abs(math.log(found)) <= math.log1p(floor) or low <= 1 <= high
