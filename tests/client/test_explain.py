@@ -17,6 +17,7 @@ from slipstream_client.report.explain import (
     time_reason,
     unexplained,
 )
+from slipstream_client.report.formats import whole_percents
 from slipstream_client.report.study import Cell, Study
 
 SLOTS_OF = {
@@ -126,6 +127,12 @@ def test_the_reasons_name_what_differs_and_nothing_small(cells: list[Cell]) -> N
     )
     assert slots_reason(dynamic, continuous) is None
     assert time_reason(dynamic, continuous) is None
+
+
+def test_rounded_shares_of_one_whole_add_up_to_it() -> None:
+    assert whole_percents([0.586, 0.217, 0.197]) == ["58%", "22%", "20%"]
+    assert whole_percents([1.0, 0.0]) == ["100%", "0%"]
+    assert whole_percents([1 / 3, 1 / 3, 1 / 3]) == ["34%", "33%", "33%"]
 
 
 def test_every_part_has_its_own_look_and_name_and_labels_that_can_be_read() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from simulated_comparison import Data, comparison, conclude, fail, runs_of
-from slipstream_client.report.recommendations import Recommendation, attainment, held_load, recommendations, slo_words
+from slipstream_client.report.recommendations import Recommendation, recommendations
 from slipstream_client.report.study import Study
+from slipstream_client.report.summary import paragraph
+from slipstream_client.report.targets import attainment, held_load, missed, slo_title, slo_words
 
 POINTS = ("c1", "c4", "c16")
 
@@ -188,3 +190,65 @@ def test_a_held_load_needs_all_loads_below_it() -> None:
 )
 def test_targets_in_words(limits: dict[str, float | None], words: str) -> None:
     assert slo_words(limits) == words
+
+
+def near_miss(data: Data) -> None:
+    """At 16 clients continuous keeps the target with all of 24 requests a run, iterative with all but its two last."""
+    for run in data[0]["runs"]:
+        good = {"continuous": 24, "iterative": 23, "dynamic": 12}.get(run["variant"], 0)
+        run["slo"]["chat"] |= {"good": good if run["point"] == "c16" else 24, "sent": 24}
+    for record in data[1]:
+        variant, _, point, _ = record["run"].split("/")
+        if record["phase"] == "measured" and (variant, point) == ("iterative", "c16"):
+            late = 2.5 if record["index"] == 7 else 0.5
+            record |= {"intended": record["sent"], "first": record["sent"] + late, "output_tokens": 2}
+            record |= {"last": record["first"] + 0.1, "chunks": [(record["first"], 1), (record["first"] + 0.1, 1)]}
+
+
+def test_a_runner_up_whose_interval_overlaps_the_winner_s_is_named_beside_it() -> None:
+    """Of 48 requests 46 and 48: 95% intervals 86% to 99% and 93% to 100%; of 24, 50% lies apart."""
+    data = comparison(points=POINTS)
+    near_miss(data)
+    _, _, many = answers(data)
+    assert many.pick == "continuous or iterative"
+    assert "iterative cannot be told apart at 16 clients: 2 of 48 missed (2 by the time to first token)." in many.found
+    assert many.reason.startswith("An average request of dynamic spends ")  # the next that really fails, not static
+
+
+def test_misses_are_told_without_a_limit_where_the_records_do_not_account_for_them() -> None:
+    data = comparison(points=POINTS)
+    near_miss(data)
+    for run in runs_of(data[0], "iterative"):
+        run["slo"]["chat"]["good"] = 20
+    study = Study(*data)
+    cell = study.cell("mixed", study.families[0].loads[-1], "iterative")
+    assert cell
+    assert missed(cell, "chat", study.slo["chat"]) == "8 of 48 missed"
+
+
+def test_a_second_load_of_at_most_four_is_told_beside_a_few_users() -> None:
+    few = answers(comparison(points=POINTS))[1]
+    assert few.use == "A few users (1 client)"
+    assert " At 4 clients it takes " in few.found
+    assert " At 16 clients it takes " not in answers(comparison(points=("c1", "c16")))[1].found
+
+
+def test_equals_are_named_with_the_subject_first_and_then_as_planned() -> None:
+    data = comparison(points=POINTS)
+    set_rates(data, {"static": 200.2, "dynamic": 10.0, "iterative": 200.1, "continuous": 200.0})
+    assert answers(data)[0].pick == "continuous, static or iterative"
+
+
+def test_offline_work_is_explained_at_the_highest_load_as_the_headline_is() -> None:
+    data = comparison(points=POINTS)
+    set_rates(data, {"static": 60.0, "dynamic": 50.0, "iterative": 100.0, "continuous": 200.0})
+    set_rates(data, {"dynamic": 55.0}, "c4")
+    offline = answers(data)[0]
+    assert offline.reason.startswith("At 16 clients, ")
+    assert offline.reason[len("At 16 clients, ") :] in " ".join(paragraph(Study(*data)))
+
+
+def test_limits_given_as_such_are_shown_in_words_and_a_preset_by_its_name() -> None:
+    limits = {"ttft": 4000.0, "tpot": 400.0, "e2e": None}
+    assert slo_title("ttft:4000 tpot:400", limits) == "first token within 4 s, 400 ms for each further token"
+    assert slo_title("chat", limits) == "chat"

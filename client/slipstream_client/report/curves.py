@@ -9,9 +9,9 @@ from dataclasses import replace
 from slipstream_client.report.formats import duration, listed, percent, short
 from slipstream_client.report.knees import knee_rules
 from slipstream_client.report.plot import Line, Mark, Panel, Rule
-from slipstream_client.report.recommendations import attainment, slo_words
 from slipstream_client.report.series import styles_of
 from slipstream_client.report.study import P99_NEEDS, Cell, Family, Load, Run, Study
+from slipstream_client.report.targets import attainment, slo_words
 
 Interval = tuple[float, float]
 

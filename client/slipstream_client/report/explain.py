@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slipstream_client.report.formats import duration, listed, number, percent, short
+from slipstream_client.report.formats import duration, listed, number, percent, short, whole_percents
 from slipstream_client.report.study import Cell
 
 UNEXPLAINED_LIMIT = 0.02  # a larger share means that the counters do not add up
@@ -200,13 +200,16 @@ def slots_reason(cell: Cell, other: Cell) -> str | None:
     if not found:
         return None
 
-    def useful(parts: dict[str, float]) -> str:
-        return percent((parts["useful_decode"] + parts["useful_prefill"]) / parts["total"], 0)
+    def useful(parts: dict[str, float]) -> float:
+        return (parts["useful_decode"] + parts["useful_prefill"]) / parts["total"]
 
-    spent = listed([f"{percent(theirs[part.key] / theirs['total'], 0)} went to {part.sentence}" for part in found])
+    told = [theirs[part.key] / theirs["total"] for part in found]
+    most = percent(useful(mine), 0)
+    little, *wasted, _ = whole_percents([useful(theirs), *told, 1 - useful(theirs) - sum(told)])
+    spent = listed([f"{share} went to {part.sentence}" for share, part in zip(wasted, found, strict=True)])
     return (
-        f"{useful(mine)} of what the model computed for {cell.variant} was useful, "
-        f"but only {useful(theirs)} of what it computed for {other.variant}: {spent}"
+        f"{most} of what the model computed for {cell.variant} was useful, "
+        f"but only {little} of what it computed for {other.variant}: {spent}"
     )
 
 

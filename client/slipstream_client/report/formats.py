@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 
@@ -19,6 +20,16 @@ def short(value: float) -> str:
 def percent(value: float | None, digits: int = 1) -> str:
     """A share in per cent."""
     return "—" if value is None else f"{value * 100:.{digits}f}%"
+
+
+def whole_percents(shares: Sequence[float]) -> list[str]:
+    """Shares of one whole, rounded so that they add up to it: the largest remainders are rounded up."""
+    exact = [share * 100 for share in shares]
+    found = [math.floor(value) for value in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda at: found[at] - exact[at])
+    for at in by_remainder[: round(sum(exact)) - sum(found)]:
+        found[at] += 1
+    return [f"{value}%" for value in found]
 
 
 def times(value: float) -> str:

@@ -32,10 +32,11 @@ from slipstream_client.report.explain import (
 from slipstream_client.report.knees import knee_rows
 from slipstream_client.report.occupancy import occupancy
 from slipstream_client.report.phases import WORDS
-from slipstream_client.report.recommendations import attainment, recommendations, slo_words
+from slipstream_client.report.recommendations import recommendations
 from slipstream_client.report.series import styles_of
 from slipstream_client.report.study import METRICS, P99_NEEDS, SWEEP_PREFIX, Cell, Family, Load, Record, Study
 from slipstream_client.report.summary import headline, how_sure, paragraph
+from slipstream_client.report.targets import attainment, slo_title, slo_words
 from slipstream_client.report.timeline import SHOWN, ticks, timeline
 from slipstream_client.report.verdicts import Difference, difference
 
@@ -168,6 +169,7 @@ def _context(study: Study, changes: Sequence[Change] | None) -> dict[str, Any]:
         "environment": list(formats.flatten(environment)),
         "model_note": environment.get("model_note"),
         "command": shlex.join(results.get("command") or []),
+        "slo_titles": {name: slo_title(name, limits) for name, limits in study.slo.items()},
         "slo_words": {name: slo_words(limits) for name, limits in study.slo.items()},
         "differences_shown": DIFFERENCES_SHOWN,
         "p99_needs": P99_NEEDS,

@@ -8,14 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream_client.comparison.slo import wilson_interval
 from slipstream_client.report.batching import batching_doubt
 from slipstream_client.report.explain import slots_reason, time_reason
 from slipstream_client.report.formats import duration, listed, percent, short, times
-from slipstream_client.report.study import Cell, Family, Load, Study
+from slipstream_client.report.study import SUBJECT, Cell, Family, Load, Study
+from slipstream_client.report.targets import (
+    HELD,
+    attained,
+    attainment,
+    held_load,
+    missed,
+    overlap,
+    slo_title,
+    slo_words,
+)
 from slipstream_client.report.verdicts import LARGE_FLOOR, Difference, difference
 
-HELD = 0.99  # the share of requests within the target from which a load counts as held
+FEW = 4  # clients: up to as many, a second load belongs to a few users too
 
 
 @dataclass(frozen=True)
@@ -67,18 +76,26 @@ def _offline(study: Study, family: Family) -> Recommendation:
         f"{first.variant} delivers the most useful tokens/s on {family.workload}: {most} "
         f"(at {first.load.words}), against {listed(rates)}; each at its best load."
     )
-    reason = slots_reason(first, rest[-1]) if rest else None
     return Recommendation(
         use,
-        _pick(first, tied),
+        _pick(study, first, tied),
         found,
-        _sentence(reason),
+        _slots_reason(study, family, first, rest),
         _sure(study, first, tied, rest, closest, "output_tokens_per_s"),
     )
 
 
+def _slots_reason(study: Study, family: Family, first: Cell, rest: Sequence[Cell]) -> str:
+    """At the highest load, where the headline speaks of the same."""
+    load = family.loads[-1]
+    best = study.cell(family.workload, load, first.variant)
+    last = study.cell(family.workload, load, rest[-1].variant) if rest else None
+    reason = slots_reason(best, last) if best and last else None
+    return f"At {load.words}, {reason}." if reason else ""
+
+
 def _few_users(study: Study, family: Family) -> Recommendation:
-    use = "A few users"
+    use = f"A few users ({family.loads[0].words})"
     cells = study.cells(family.workload, family.loads[0])
     if problems := _problems(study, cells):
         return _refused(use, problems)
@@ -92,22 +109,38 @@ def _few_users(study: Study, family: Family) -> Recommendation:
         f"At {at} on {family.workload}, a whole answer takes {duration(first.metric('e2e_mean_ms'))} "
         f"with {first.variant}, against {listed(means)}."
     )
+    found += _next_few(study, family)
     equals = [first, *tied]
     streaming = sorted((c for c in equals if c.metric("ttft_mean_ms")), key=lambda c: c.metric("ttft_mean_ms") or 0.0)
     if tied and streaming and len(streaming) < len(equals):
         first_tokens = listed([f"{duration(c.metric('ttft_mean_ms'))} with {c.variant}" for c in streaming])
         silent = listed([c.variant for c in equals if c not in streaming])
         reason = (
-            f"Those that stream show their first token after {first_tokens}; "
+            f"Of these, the first token shows after {first_tokens}; "
             f"{silent} show nothing before the whole answer."
         )
         lead, near, _, _ = _ranking(study, streaming, "ttft_mean_ms")
         sure = f"In the time of a whole answer: {_lower(_sure(study, first, tied, rest, closest, 'e2e_mean_ms'))}"
-        return Recommendation(use, _pick(lead, near), found, reason, sure)
+        return Recommendation(use, _pick(study, lead, near), found, reason, sure)
     reason = _sentence(time_reason(first, rest[-1])) if rest else ""
     return Recommendation(
-        use, _pick(first, tied), found, reason, _sure(study, first, tied, rest, closest, "e2e_mean_ms")
+        use, _pick(study, first, tied), found, reason, _sure(study, first, tied, rest, closest, "e2e_mean_ms")
     )
+
+
+def _next_few(study: Study, family: Family) -> str:
+    """The result at the second load, where that is one of a few users as well."""
+    load = family.loads[1] if len(family.loads) > 1 else None
+    cells = study.cells(family.workload, load) if load else []
+    if load is None or load.at > FEW or _problems(study, cells):
+        return ""
+    ranked = sorted((c for c in cells if c.metric("e2e_mean_ms")), key=lambda cell: cell.metric("e2e_mean_ms") or 0.0)
+    takes = listed([f"{duration(cell.metric('e2e_mean_ms'))} with {cell.variant}" for cell in ranked])
+    if len(ranked) < 2:
+        return ""
+    first, tied, _, _ = _ranking(study, ranked, "e2e_mean_ms")
+    equal = f"; the noise cannot tell {listed(_names(study, [first, *tied]))} apart" if tied else ""
+    return f" At {load.words} it takes {takes}{equal}."
 
 
 def _users_family(study: Study, family: Family) -> Family:
@@ -127,40 +160,48 @@ def _many_users(study: Study, family: Family) -> Recommendation:
         return _by_tail(study, family, use)
     held = {variant: held_load(study, family, variant, name) for variant in study.variants}
     reached = {variant: load for variant, load in held.items() if load}
-    target = f"the target “{name}” ({slo_words(study.slo[name])})"
+    limits = study.slo[name]
+    title, words = slo_title(name, limits), slo_words(limits)
+    target = f"the target “{title}”" + (f" ({words})" if title != words else "")
     if not reached:
-        top = _attained(study, family.loads[0], family, name)
+        top = attained(study.cells(family.workload, family.loads[0]), name)
         lowest = family.loads[0].words
         found = f"None keeps {target} for {HELD:.0%} of its requests at any load tried, down to {lowest}: {top}."
         return Recommendation(use, "", found, "", "")
     most = max(load.at for load in reached.values())
     winners = [variant for variant, load in reached.items() if load.at == most]
     held_words = [f"{variant} up to {load.words}" for variant, load in reached.items()]
-    missed = [
+    without = [
         variant
         for variant in study.variants
         if variant not in reached and any(c.variant == variant for c in everything)
     ]
-    never = f"; {listed(missed)} at none of the loads tried" if missed else ""
+    never = f"; {listed(without)} at none of the loads tried" if without else ""
     found = (
         f"Loads at which {HELD:.0%} of the requests meet {target} on {family.workload}: {listed(held_words)}{never}."
     )
     at = reached[winners[0]]
     cells = {cell.variant: cell for cell in study.cells(family.workload, at)}
-    losers = [cell for variant, cell in cells.items() if variant not in winners]
-    if problems := [cell.problem for variant in winners if (cell := cells[variant]).problem]:
+    if problems := [problem for variant in winners if (problem := cells[variant].problem)]:
         return _refused(use, problems)
     tails = sorted((cells[variant] for variant in winners), key=lambda cell: cell.metric("e2e_p99_ms") or 0.0)
     best, tied, slower, _ = _ranking(study, tails, "e2e_p99_ms")
     if slower:
-        found += f" Of these {_pick(best, tied)} has the shortest tail there ({duration(best.tail_ms('e2e_ms'))})."
-    worst = max(losers, key=lambda cell: cell.tail_ms("e2e_ms") or 0.0, default=None)
-    reason = _sentence(time_reason(best, worst)) if worst else ""
-    sure = _attained(study, at, family, name)
+        shortest = duration(best.tail_ms("e2e_ms"))
+        found += f" Of these {_pick(study, best, tied)} has the shortest tail there ({shortest})."
+    others = [cell for variant, cell in cells.items() if variant not in winners and attainment(cell, name) is not None]
+    near = [cell for cell in others if not cell.problem and overlap(cell, best, name)]
+    for cell in near:
+        found += f" {cell.variant} cannot be told apart at {at.words}: {missed(cell, name, limits)}."
+    failing = [cell for cell in others if cell not in near]
+    closest = max(failing, key=lambda c: (attainment(c, name) or 0.0, -(c.tail_ms("e2e_ms") or 0.0)), default=None)
+    reason = _sentence(time_reason(best, closest)) if closest else ""
+    sure = attained(list(cells.values()), name)
     steps = "" if at == family.loads[-1] else f" The next load tried, {_next(family, at).words}, is beyond all of them."
     if at == family.loads[-1]:
         steps = " It is the highest load tried, so the limit may lie higher."
-    return Recommendation(use, _pick(best, tied), found, reason, f"At {at.words}: {sure}.{steps}")
+    pick = listed([*_names(study, [best, *tied]), *(cell.variant for cell in near)], "or")
+    return Recommendation(use, pick, found, reason, f"At {at.words}: {sure}.{steps}")
 
 
 def _by_tail(study: Study, family: Family, use: str) -> Recommendation:
@@ -178,47 +219,8 @@ def _by_tail(study: Study, family: Family, use: str) -> Recommendation:
     )
     reason = _sentence(time_reason(first, rest[-1])) if rest else ""
     return Recommendation(
-        use, _pick(first, tied), found, reason, _sure(study, first, tied, rest, closest, "e2e_p99_ms")
+        use, _pick(study, first, tied), found, reason, _sure(study, first, tied, rest, closest, "e2e_p99_ms")
     )
-
-
-def held_load(study: Study, family: Family, variant: str, slo: str) -> Load | None:
-    """The highest load up to which, from the lowest on, `HELD` of all requests sent meet the target."""
-    held = None
-    for load in family.loads:
-        cell = study.cell(family.workload, load, variant)
-        if cell is None:
-            continue
-        if (attained := attainment(cell, slo)) is None or attained < HELD:
-            break
-        held = load
-    return held
-
-
-def attainment(cell: Cell, slo: str) -> float | None:
-    """Requests within the target ÷ requests sent, over all repeats."""
-    entries = [run["slo"][slo] for run in cell.runs if slo in (run.get("slo") or {})]
-    sent = sum(entry["sent"] for entry in entries)
-    return sum(entry["good"] for entry in entries) / sent if sent else None
-
-
-def slo_words(limits: dict[str, float | None]) -> str:
-    """ "first token within 2 s, 200 ms a token"."""
-    words = {"ttft": "first token within {}", "tpot": "{} for each further token", "e2e": "whole answer within {}"}
-    return ", ".join(words[key].format(duration(limit)) for key, limit in limits.items() if limit is not None)
-
-
-def _attained(study: Study, load: Load, family: Family, slo: str) -> str:
-    found = []
-    for cell in study.cells(family.workload, load):
-        share = attainment(cell, slo)
-        if share is not None:
-            entries = [run["slo"][slo] for run in cell.runs]
-            good, sent = (sum(entry[key] for entry in entries) for key in ("good", "sent"))
-            low, high = wilson_interval(good, sent)
-            interval = f"{percent(low, 0)} to {percent(high, 0)}"
-            found.append(f"{cell.variant} {percent(share)} ({good} of {sent}, 95% interval {interval})")
-    return "within the target " + listed(found)
 
 
 def _next(family: Family, load: Load) -> Load:
@@ -240,8 +242,13 @@ def _ranking(
     return first, tied, rest, closest
 
 
-def _pick(first: Cell, tied: Sequence[Cell]) -> str:
-    return listed([first.variant, *(cell.variant for cell in tied)], "or")
+def _pick(study: Study, first: Cell, tied: Sequence[Cell]) -> str:
+    return listed(_names(study, [first, *tied]), "or")
+
+
+def _names(study: Study, equals: Sequence[Cell]) -> list[str]:
+    """Those that the noise cannot tell apart: the subject of the comparison first, the others as planned."""
+    return sorted((cell.variant for cell in equals), key=lambda name: (name != SUBJECT, study.variants.index(name)))
 
 
 def _sure(

@@ -16,6 +16,7 @@ Step = dict[str, Any]  # one line of steps.jsonl
 
 P99_NEEDS = 100  # with fewer requests the 99th percentile is only another name for the largest value
 KINDS = ("closed", "open", "trace", "burst")
+SUBJECT = "continuous"  # what a comparison is about, where it ran
 SWEEP_PREFIX = "variance:"
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from slipstream_client.report.batching import batching_doubt
 from slipstream_client.report.explain import slots_reason, time_reason
 from slipstream_client.report.formats import listed, percent, short, times
-from slipstream_client.report.study import SWEEP_PREFIX, Cell, Study
+from slipstream_client.report.study import SUBJECT, SWEEP_PREFIX, Cell, Study
 from slipstream_client.report.verdicts import Difference, difference
 
 SMALL_VARIATION = 0.05  # output lengths that vary by less than this share of their mean are called equal
-SUBJECT = "continuous"
 
 
 def headline(study: Study) -> str:
