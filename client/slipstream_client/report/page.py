@@ -34,6 +34,7 @@ from slipstream_client.report.occupancy import occupancy
 from slipstream_client.report.phases import WORDS
 from slipstream_client.report.recommendations import recommendations
 from slipstream_client.report.series import styles_of
+from slipstream_client.report.setting import batchers, machine
 from slipstream_client.report.study import METRICS, P99_NEEDS, SWEEP_PREFIX, Cell, Family, Load, Record, Study
 from slipstream_client.report.summary import headline, how_sure, paragraph
 from slipstream_client.report.targets import attainment, slo_title, slo_words
@@ -133,6 +134,8 @@ def _context(study: Study, changes: Sequence[Change] | None) -> dict[str, Any]:
         "top": top,
         "headline": headline(study),
         "paragraph": paragraph(study),
+        "machine": machine(study),
+        "batchers": batchers(study),
         "how_sure": how_sure(study),
         "recommendations": recommendations(study),
         "styles": list(styles_of(study.variants).values()),

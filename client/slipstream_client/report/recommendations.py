@@ -115,10 +115,7 @@ def _few_users(study: Study, family: Family) -> Recommendation:
     if tied and streaming and len(streaming) < len(equals):
         first_tokens = listed([f"{duration(c.metric('ttft_mean_ms'))} with {c.variant}" for c in streaming])
         silent = listed([c.variant for c in equals if c not in streaming])
-        reason = (
-            f"Of these, the first token shows after {first_tokens}; "
-            f"{silent} show nothing before the whole answer."
-        )
+        reason = f"Of these, the first token shows after {first_tokens}; {silent} show nothing before the whole answer."
         lead, near, _, _ = _ranking(study, streaming, "ttft_mean_ms")
         sure = f"In the time of a whole answer: {_lower(_sure(study, first, tied, rest, closest, 'e2e_mean_ms'))}"
         return Recommendation(use, _pick(study, lead, near), found, reason, sure)
