@@ -11,6 +11,7 @@ from slipstream_client.report.explain import (
     SLOTS,
     Bars,
     engine_time_bars,
+    larger_steps,
     request_time_bars,
     slot_bars,
     slots_reason,
@@ -80,11 +81,25 @@ def test_lengths_compare_across_variants_and_only_parts_that_are_there_have_a_le
     assert [segment.text for segment in bars.bars[0].segments] == ["100 ms", "300 ms", "500 ms"]
 
 
-def test_the_engine_s_time_is_drawn_as_shares(cells: list[Cell]) -> None:
+def test_the_engine_s_time_is_drawn_in_seconds_on_one_scale(cells: list[Cell]) -> None:
+    cells[1].runs[0]["engine_time_s"] = {"useful": 4.0, "idle": 1.0, "total": 5.0}
     bars = engine_time_bars(cells)
-    assert parts_of(bars, 0)["unexplained"] == pytest.approx(0.01)
-    assert sum(parts_of(bars, 0).values()) == pytest.approx(1.0)
-    assert bars.bars[0].segments[0].text == "60%"
+    assert parts_of(bars, 0)["unexplained"] == pytest.approx(0.1)
+    assert [bar.total for bar in bars.bars] == [10.0, 5.0]
+    assert [sum(segment.width for segment in bar.segments) for bar in bars.bars] == pytest.approx([100.0, 50.0])
+    assert bars.bars[0].segments[0].text == "6 s"
+
+
+def test_that_rows_cost_less_in_larger_steps_is_told_only_where_it_is_so(cells: list[Cell]) -> None:
+    study = Study({"runs": [], "plan": {}}, [], [{"run": cell.runs[0]["id"]} for cell in cells for _ in range(10)])
+    for cell, useful in zip(cells, (6.0, 5.0), strict=True):
+        cell.runs[0]["engine_time_s"] = {"useful": useful, "wasted": 0.0, "total": useful}
+    assert larger_steps(study, cells) == (  # 1000 rows in 6 s against 520 in 5 s, in 10 steps each
+        "dynamic computed 1.92x the token-slots of continuous in 1.20x the computing time: its steps are larger "
+        "(100 rows on average against 52), and in a larger step a row costs less."
+    )
+    cells[0].runs[0]["engine_time_s"]["useful"] = 9.6  # as much a row
+    assert larger_steps(study, cells) == ""
 
 
 def test_repeats_are_averaged() -> None:

@@ -84,9 +84,11 @@ def test_fewer_than_a_hundred_requests_have_a_largest_and_no_p99(page) -> None:
     row = shown.rows_of("continuous", RESULT_COLUMNS)[0]
     assert row[6] == f"{longest * 1000:,.0f}"
     assert row[7] == "—"
+    assert not [row for row in shown.rows if row[3:4] == ["P99 end-to-end latency"]]
     assert "tail: max of 48 requests" in shown.text
     shown = page(*comparison(("dynamic", "continuous"), ("c16",), count=50))
     assert "tail: P99" in shown.text
+    assert [row[0] for row in shown.rows if row[3:4] == ["P99 end-to-end latency"]] == ["continuous"]
     assert re.fullmatch(r"0\.\d\dx 0\.\d\d–0\.\d\d", shown.rows_of("continuous", RESULT_COLUMNS)[0][7])  # noqa: RUF001
 
 

@@ -225,4 +225,5 @@ def test_lengths_as_served(made: tuple[Page, Records]) -> None:
     expected = [f"{statistics.fmean(tokens):.1f}", str(min(tokens)), f"{statistics.median(tokens):.0f}"]
     (row,) = [row for row in page.rows if row[:2] == ["mixed", "output tokens"]]
     assert row[2:5] == expected
+    assert row[5] == f"{np.percentile(tokens, 90):.0f}"
     assert row[6:8] == [str(max(tokens)), f"{sum(tokens):,}"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slipstream_client.report.formats import duration, listed, number, percent, short, whole_percents
-from slipstream_client.report.study import Cell
+from slipstream_client.report.formats import duration, listed, number, percent, short, times, whole_percents
+from slipstream_client.report.study import Cell, Study
 
 UNEXPLAINED_LIMIT = 0.02  # a larger share means that the counters do not add up
 MENTIONED = 0.1  # of the whole: a smaller difference is no reason
@@ -120,7 +120,7 @@ class Bars:
     def text(self, value: float) -> str:
         """A value as it stands on a segment."""
         if self.key == "engine_time_s":
-            return percent(value, 0)
+            return duration(value * 1000)
         return duration(value) if self.key == "request_time_ms" else f"{value:.2f}"
 
 
@@ -142,12 +142,8 @@ def request_time_bars(cells: Sequence[Cell]) -> Bars:
 
 
 def engine_time_bars(cells: Sequence[Cell]) -> Bars:
-    """Shares of the engine's time."""
-    rows = []
-    for cell in cells:
-        parts = cell.parts("engine_time_s")
-        if parts and parts["total"]:
-            rows.append((cell, {name: value / parts["total"] for name, value in parts.items()}, parts))
+    """Seconds of the engine's time."""
+    rows = [(cell, parts, parts) for cell in cells if (parts := cell.parts("engine_time_s")) and parts["total"]]
     return _bars("engine_time_s", ENGINE_TIME, rows, lambda value: f"{short(value)} s a run")
 
 
@@ -172,6 +168,33 @@ def _bars(key: str, parts: Sequence[Part], rows: Sequence[Row], tip_of: Callable
         bars.append(StackedBar(cell, total, segments))
     used = {segment.part.key for bar in bars for segment in bar.segments if segment.width >= 0.05}
     return Bars(key, bars, [part for part in parts if part.key in used])
+
+
+def larger_steps(study: Study, cells: Sequence[Cell]) -> str:
+    """Why the most wasteful lost less time than its rows suggest: only where each cost less, in larger steps."""
+    costs = [(cell, *cost) for cell in cells if (cost := _cost_of_rows(study, cell))]
+    if len(costs) < 2:
+        return ""
+    lean, wasteful = min(costs, key=lambda cost: cost[1]), max(costs, key=lambda cost: cost[1])
+    (cell, rows, seconds, a_step), (other, more_rows, more_seconds, more_a_step) = lean, wasteful
+    cheaper = (more_seconds / more_rows) / (seconds / rows)
+    if more_rows / rows < 1 + MENTIONED or cheaper > 1 - MENTIONED or more_a_step <= a_step:
+        return ""
+    return (
+        f"{other.variant} computed {times(more_rows / rows)} the token-slots of {cell.variant} in "
+        f"{times(more_seconds / seconds)} the computing time: its steps are larger ({short(more_a_step)} rows on "
+        f"average against {short(a_step)}), and in a larger step a row costs less."
+    )
+
+
+def _cost_of_rows(study: Study, cell: Cell) -> tuple[float, float, float] | None:
+    """Token-slots and seconds of computing a run, and token-slots a step."""
+    slots, spent = cell.parts("slots"), cell.parts("engine_time_s")
+    steps = [len(known) for run in cell.runs if (known := study.steps(run))]
+    seconds = spent["useful"] + spent["wasted"] if spent else 0.0
+    if not slots or not slots["total"] or not seconds or len(steps) < len(cell.runs):
+        return None
+    return slots["total"], seconds, slots["total"] * len(steps) / sum(steps)
 
 
 def unexplained(cells: Sequence[Cell]) -> list[str]:

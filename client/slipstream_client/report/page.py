@@ -5,7 +5,6 @@ This module shapes the data; templates/ lay it out. Every value from the data is
 
 from __future__ import annotations
 
-import math
 import shlex
 import statistics
 from collections import Counter
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 
 from slipstream_client.report import curves, formats, sweep
 from slipstream_client.report.batching import batching_doubt, mean_batch
@@ -25,6 +25,7 @@ from slipstream_client.report.explain import (
     REQUEST_TIME,
     SLOTS,
     engine_time_bars,
+    larger_steps,
     request_time_bars,
     slot_bars,
     unexplained,
@@ -79,6 +80,10 @@ class Row:
     def goodput(self, slo: str) -> float | None:
         return self.cell.mean(lambda run: ((run.get("slo") or {}).get(slo) or {}).get("goodput_per_s"))
 
+    def states(self, metric: str) -> bool:
+        """Whether a ratio is given: that of a P99 only where there are requests enough to make one."""
+        return not metric.endswith("p99_ms") or self.cell.tail_name == "P99"
+
     @property
     def counts(self) -> str:
         """Refusals, cancels, empty answers and retries that there were."""
@@ -126,6 +131,7 @@ def _context(study: Study, changes: Sequence[Change] | None) -> dict[str, Any]:
     top = study.cells(main.workload, main.loads[-1]) if main else []
     cells = study.all_cells()
     drawn = timeline(study, top)
+    charts = [(family, curves.load_panels(study, family)) for family in study.families if not _swept(family.workload)]
     environment = results.get("environment") or {}
     return {
         "results": results,
@@ -138,8 +144,11 @@ def _context(study: Study, changes: Sequence[Change] | None) -> dict[str, Any]:
         "batchers": batchers(study),
         "how_sure": how_sure(study),
         "recommendations": recommendations(study),
+        "larger_steps": larger_steps(study, top),
+        "silent": [name for name in study.variants if any(c.variant == name and not c.streams for c in cells)],
         "styles": list(styles_of(study.variants).values()),
         "groups": groups,
+        "compared": _compared(study, groups),
         "workload_groups": _by_workload(study, groups),
         "metrics": METRICS,
         "bars": [bars for bars in (slot_bars(top), request_time_bars(top), engine_time_bars(top)) if bars.bars],
@@ -149,9 +158,8 @@ def _context(study: Study, changes: Sequence[Change] | None) -> dict[str, Any]:
             "request_time_ms": [(cell, parts) for cell in cells if (parts := cell.parts("request_time_ms"))],
         },
         "unexplained": unexplained(cells),
-        "charts": [
-            (family, curves.load_panels(study, family)) for family in study.families if not _swept(family.workload)
-        ],
+        "charts": charts,
+        "knee_drawn": any(rule.upright for _, panels in charts for panel in panels for rule in panel.rules),
         "distributions": curves.distribution_panels(study, main, main.loads[-1]) if main else [],
         "sweep": sweep.sweep_panel(study),
         "sweep_sentences": sweep.sweep_sentences(study),
@@ -208,6 +216,16 @@ def _by_workload(study: Study, groups: Sequence[Group]) -> list[tuple[str, list[
     ]
 
 
+def _compared(study: Study, groups: Sequence[Group]) -> list[tuple[Row, str, dict[str, Any]]]:
+    """Every ratio of results.json that the page states: row, metric, figures."""
+    found = []
+    for row in (row for group in groups for row in group.rows):
+        for metric, figures in ((study.comparison(row.cell) or {}).get("metrics") or {}).items():
+            if figures["ratio"] is not None and row.states(metric):
+                found.append((row, metric, figures))
+    return found
+
+
 def _sweep_rows(study: Study) -> list[tuple[str, float | None, Group]]:
     """Every workload of the sweep at its highest load, by how much its output lengths vary."""
     rows = []
@@ -244,7 +262,7 @@ def _lengths(study: Study, workload: str) -> dict[str, dict[str, float]]:
 
 def _spread(values: list[int]) -> dict[str, float]:
     ordered = sorted(values)
-    p90 = ordered[math.ceil(0.9 * len(ordered)) - 1]
+    p90 = float(np.percentile(ordered, 90))
     mean, median = statistics.fmean(ordered), statistics.median(ordered)
     return {"mean": mean, "min": ordered[0], "p50": median, "p90": p90, "max": ordered[-1], "total": sum(ordered)}
 

@@ -8,8 +8,8 @@ from slipstream_client.report.study import Study
 BATCHERS = {
     "static": "the client sends a whole batch and gets it back whole; Triton forms none of its own",
     "dynamic": "Triton's dynamic_batching in front of a batch that runs in lock step until its longest answer ends",
-    "iterative": "Triton's iterative sequences (sequence_batching, iterative_sequence: true), which form a new batch for "
-    "every token",
+    "iterative": "Triton's iterative sequences (sequence_batching, iterative_sequence: true); these form a new batch "
+    "for every token",
     "continuous": "Slipstream's own scheduler with a paged KV cache, inside a decoupled model of the Python backend",
 }
 
