@@ -140,6 +140,11 @@ def test_the_reasons_name_what_differs_and_nothing_small(cells: list[Cell]) -> N
     assert time_reason(continuous, dynamic) == (
         "an average request of dynamic spends 500 ms held for the batch's longest answer (against none)"
     )
+    dynamic.runs[0]["request_time_ms"] |= {"triton_queue": 260.0, "total": 1160.0}
+    assert time_reason(continuous, dynamic) == (
+        "an average request of dynamic spends 500 ms held for the batch's longest answer (against none) and "
+        "360 ms waiting and reading the prompt, mostly in Triton's queue (against 100 ms)"
+    )
     assert slots_reason(dynamic, continuous) is None
     assert time_reason(dynamic, continuous) is None
 

@@ -61,10 +61,10 @@ def test_the_table_has_each_figure_with_its_ratio_interval_and_span(page) -> Non
     gain = compared["metrics"]["output_tokens_per_s"]
     assert row[1] == f"{sum(rates) / 2:.1f} {min(rates) * 0.99:.1f}–{max(rates) * 1.01:.1f}"  # noqa: RUF001
     assert row[2] == f"{gain['ratio']:.1f}x {gain['low']:.2f}–{gain['high']:.2f}"  # noqa: RUF001
-    assert row[12] == "0 of 48"
+    assert row[9] == "0 of 48"
     baseline = shown.rows_of("dynamic", RESULT_COLUMNS - 1)[2]
     assert baseline[2] == "baseline"
-    assert baseline[8] == "no stream"
+    assert baseline[7] == "no stream"
 
 
 def test_a_difference_inside_the_noise_is_called_the_same(page) -> None:
@@ -82,14 +82,14 @@ def test_fewer_than_a_hundred_requests_have_a_largest_and_no_p99(page) -> None:
         r["last"] - r["sent"] for r in requests if r["run"].startswith("continuous") and r["phase"] == "measured"
     )
     row = shown.rows_of("continuous", RESULT_COLUMNS)[0]
-    assert row[6] == f"{longest * 1000:,.0f}"
-    assert row[7] == "—"
+    assert row[5] == f"{longest * 1000:,.0f}"
+    assert row[6] == "—"
     assert not [row for row in shown.rows if row[3:4] == ["P99 end-to-end latency"]]
     assert "tail: max of 48 requests" in shown.text
     shown = page(*comparison(("dynamic", "continuous"), ("c16",), count=50))
     assert "tail: P99" in shown.text
     assert [row[0] for row in shown.rows if row[3:4] == ["P99 end-to-end latency"]] == ["continuous"]
-    assert re.fullmatch(r"0\.\d\dx 0\.\d\d–0\.\d\d", shown.rows_of("continuous", RESULT_COLUMNS)[0][7])  # noqa: RUF001
+    assert re.fullmatch(r"0\.\d\dx 0\.\d\d–0\.\d\d", shown.rows_of("continuous", RESULT_COLUMNS)[0][6])  # noqa: RUF001
 
 
 def test_with_one_repeat_every_ratio_says_that_the_noise_is_not_known(page) -> None:
@@ -129,8 +129,8 @@ def test_failures_take_the_ratios_and_the_winners_away_and_are_listed(page) -> N
     fail(results, requests, runs_of(results, "iterative"), 5, "queue is full: <b>64</b> requests wait")
     shown = page(results, requests, steps)
     row = shown.rows_of("iterative", RESULT_COLUMNS)[0]
-    assert (row[2], row[5], row[7]) == ("—", "—", "—")
-    assert row[12] == "10 of 48 10 refusals"
+    assert (row[2], row[4], row[6]) == ("—", "—", "—")
+    assert row[9] == "10 of 48 10 refusals"
     assert ["iterative", "mixed", "c16", "10", "UNAVAILABLE", "queue is full: <b>64</b> requests wait"] in shown.rows
     assert "10 failed requests (10 refused, 0 cancelled, 0 empty)" in shown.text
     assert shown.text.count("No winner is named: 10 of 48 requests of iterative failed at 16 clients.") == 2
@@ -168,8 +168,8 @@ def test_a_report_in_which_every_request_failed_has_no_figures_and_no_error(page
     results["quality"] = {"equal": None, "compared": 0, "different": []}
     shown = page(results, requests, steps)
     row = shown.rows_of("dynamic", RESULT_COLUMNS)[0]
-    assert (row[1], row[4], row[6], row[8], row[9]) == ("—", "—", "—", "—", "—")
-    assert row[12] == "12 of 12 12 refusals"
+    assert (row[1], row[3], row[5], row[7], row[8]) == ("—", "—", "—", "—", "—")
+    assert row[9] == "12 of 12 12 refusals"
     assert "Answers were not compared" in shown.text
 
 

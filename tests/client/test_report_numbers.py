@@ -124,7 +124,7 @@ def test_the_numbers_as_they_are_printed(made: tuple[Page, Records]) -> None:
         assert row[1].split()[1] == f"{min(rates) * 0.99:,.1f}–{max(rates) * 1.01:,.1f}"  # noqa: RUF001
         everything = [r for repeat in range(REPEATS) for r in records.measured("continuous", point, repeat)]
         assert row[10].split()[1] == f"{sum(within(r, 'chat') for r in everything) / len(everything) * 100:.1f}%"
-        assert row[12] == f"0 of {COUNT * REPEATS}"
+        assert row[9] == f"0 of {COUNT * REPEATS}"
 
 
 def test_the_headline_states_the_ratio_at_the_highest_closed_load(made: tuple[Page, Records]) -> None:

@@ -11,7 +11,7 @@ from slipstream_client.report.knees import knee_rules
 from slipstream_client.report.plot import Line, Mark, Panel, Rule
 from slipstream_client.report.series import styles_of
 from slipstream_client.report.study import P99_NEEDS, Cell, Family, Load, Run, Study
-from slipstream_client.report.targets import attainment, slo_words
+from slipstream_client.report.targets import attainment, slo_title, slo_words
 
 Interval = tuple[float, float]
 
@@ -31,7 +31,7 @@ def load_panels(study: Study, family: Family) -> list[Panel]:
     for name, limits in study.slo.items():
         lines = _over_load(study, family, _goodput_of(name), _goodput_span(name), "requests/s", _share_within(name))
         first = name == next(iter(study.slo))
-        title, subtitle = f"Goodput, target “{name}”", f"requests/s within it: {slo_words(limits)}"
+        title, subtitle = _goodput_words(name, limits)
         if any(mark.y for line in lines for mark in line.marks):
             panels.append(_panel(study, family, lines, title, subtitle, f"goodput {name}", knee="slo" if first else ""))
     return [panel for panel in panels if not panel.empty]
@@ -186,15 +186,29 @@ def _tail_panel(study: Study, family: Family, metric: str, title: str, limit: st
     rules, far = [], []
     for name, value in targets.items():
         if value is not None and value / 1000 <= highest * FAR:
-            rules.append(Rule(value / 1000, f"target “{name}”"))
+            rules.append(Rule(value / 1000, _target(name, value)))
         elif value is not None:
-            far.append(f"the target “{name}” ({duration(value)}) lies above the chart")
+            given = f"the target “{name}” ({duration(value)})" if ":" not in name else f"the {_target(name, value)}"
+            far.append(f"{given} lies above the chart")
     silent = [v for v in study.variants if v not in {line.name for line in lines}] if metric == "ttft_ms" else []
     named = "P99" if p99 else f"P99, or the largest of fewer than {P99_NEEDS} requests"
     subtitle = f"{named}, s; lower is better" + (f"; no stream: {listed(silent)}" if silent else "")
     panel = _panel(study, family, lines, title, subtitle, metric, knee="latency" if metric == "e2e_ms" else "")
     notes = " ".join(filter(None, [f"{listed(far)}.".capitalize() if far else "", panel.note]))
     return replace(panel, rules=[*rules, *panel.rules], note=notes)
+
+
+def _goodput_words(name: str, limits: dict[str, float | None]) -> tuple[str, str]:
+    """Title and subtitle; limits that were given as such have no other name."""
+    words, title = slo_words(limits), slo_title(name, limits)
+    if title == words:
+        return "Goodput", f"requests/s with {words}"
+    return f"Goodput, target “{title}”", f"requests/s within it: {words}"
+
+
+def _target(name: str, value: float) -> str:
+    """One limit of a target, as short as a chart needs."""
+    return f"target “{name}”" if ":" not in name else f"target of {duration(value)}"
 
 
 def _no_interval(cell: Cell) -> None:

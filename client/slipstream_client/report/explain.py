@@ -241,11 +241,23 @@ def time_reason(cell: Cell, other: Cell) -> str | None:
     mine, theirs = cell.parts("request_time_ms"), other.parts("request_time_ms")
     if not mine or not theirs:
         return None
-    longer = {part: theirs[part.key] - mine[part.key] for part in REQUEST_TIME}
-    largest = sorted(longer.items(), key=lambda item: -item[1])[:2]
-    found = [part for part, more in largest if more >= MENTIONED * theirs["total"]]
-    if not found:
+    before = REQUEST_TIME[: [part.key for part in REQUEST_TIME].index("prefill") + 1]
+    pieces = [("waiting and reading the prompt" + _mostly(theirs, before), before)]
+    pieces += [(part.sentence, (part,)) for part in REQUEST_TIME if part not in before]
+    spent = []
+    for words, parts in pieces:
+        more, less = (sum(each[part.key] for part in parts) for each in (theirs, mine))
+        if more - less >= MENTIONED * theirs["total"]:
+            against = duration(less) if less >= 0.5 else "none"
+            spent.append((more - less, f"{duration(more)} {words} (against {against})"))
+    if not spent:
         return None
-    against = {part: duration(mine[part.key]) if mine[part.key] >= 0.5 else "none" for part in found}
-    spent = listed([f"{duration(theirs[part.key])} {part.sentence} (against {against[part]})" for part in found])
-    return f"an average request of {other.variant} spends {spent}"
+    told = [words for _, words in sorted(spent, reverse=True)[:2]]
+    return f"an average request of {other.variant} spends {listed(told)}"
+
+
+def _mostly(times_ms: dict[str, float], parts: Sequence[Part]) -> str:
+    """The part that more than half of some time went to, unless that is reading the prompt."""
+    largest = max(parts, key=lambda part: times_ms[part.key])
+    half = sum(times_ms[part.key] for part in parts) / 2
+    return f", mostly {largest.sentence}" if largest.key != "prefill" and times_ms[largest.key] > half else ""

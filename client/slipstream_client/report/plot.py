@@ -248,7 +248,8 @@ class _Drawing:
                 abs(x - ox) < 8 + 6 * len(mark.label) and abs(y - oy) < 13 for ox, oy in self.labels
             ):
                 self.labels.append((x, y))
-                self._text(x + 8, y + 4, mark.label, "tick at", "start")
+                across = mark.x_low is not None and mark.x_high is not None and mark.x_high > mark.x_low
+                self._text(x + 6, y - 6 if across else y + 4, mark.label, "tick at", "start")
             if mark.tip:
                 self._hover(x, y, mark.tip)
 
