@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -47,6 +46,7 @@ class MetricsPage:
 
     def __init__(self) -> None:
         self.values = dict(IDLE)
+        self._read = threading.Semaphore(0)
         page = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -54,12 +54,20 @@ class MetricsPage:
                 self.send_response(200)
                 self.end_headers()
                 self.wfile.write(PAGE.format(**page.values).encode())
+                page._read.release()
 
             def log_message(self, *_: object) -> None:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"127.0.0.1:{self.server.server_port}"
+
+    def wait_until_read(self) -> None:
+        """Until the page as it is now has been read: the second reading from now on began after this call."""
+        while self._read.acquire(blocking=False):
+            pass
+        for _ in range(2):
+            assert self._read.acquire(timeout=30)
 
 
 @pytest.fixture
@@ -83,9 +91,9 @@ def test_one_engines_metrics_are_picked_and_summed_over_further_labels() -> None
 def test_a_run_is_the_difference_and_its_peak_is_its_own(page: MetricsPage) -> None:
     watch = EngineWatch(page.url, "continuous", "continuous")
     watch.start()
-    time.sleep(0.25)  # some readings of the page as the run before left it, with its higher peak
+    page.wait_until_read()  # as the run before left it, with its higher peak
     page.values |= {"steps": 11, "peak": 40, "running": 3}
-    time.sleep(0.25)
+    page.wait_until_read()
     page.values |= {"steps": 12, "peak": 30}
     threading.Timer(
         0.3,
