@@ -85,6 +85,7 @@ def _stats(arrival_s: float, sent_s: Sequence[float]) -> dict[str, Any]:
     return {
         "arrival_s": arrival_s,
         "sent_s": list(sent_s),
+        "queue_ms": 0.0,
         "first_token_ms": (sent_s[0] - arrival_s) * 1000,
         "inference_ms": (sent_s[-1] - arrival_s) * 1000,
     }
