@@ -20,8 +20,8 @@ VERSION = "0.13.0"
 _TIMEOUT_S = 400.0
 # The text alone comes from the template: everything else of a body stands beside it in the input file.
 _TEMPLATE = {"payload_template": '{"text_input": {{ text|tojson }}}', "response_field": "text_output"}
-# With a concurrency alone, the process that gives out the requests looks for a free place in a loop without a pause, for
-# which it takes a core. At a rate beyond what is answered it looks so many times a second, and is a closed loop as well.
+# With a concurrency alone, the process that gives out the requests looks for a free place in a loop without a pause,
+# which takes a core. At a rate beyond what can be answered it looks so many times a second: a closed loop as well.
 _LOOKS_PER_S = 500
 # One process of each kind, as there are few cores, and nothing measured that is not asked for.
 _OPTIONS = "--workers-max 1 --record-processors 1 --ui none --no-gpu-telemetry --no-server-metrics --export-level raw"
