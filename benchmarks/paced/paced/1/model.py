@@ -46,7 +46,8 @@ class TritonPythonModel:
                 num_tokens,
                 "stop" if given.get("stop_length") == num_tokens else "length",
             )
-            thread = threading.Thread(target=self._answer, args=arguments)
+            # A daemon: where the server is killed, what it sends is waited for in vain.
+            thread = threading.Thread(target=self._answer, args=arguments, daemon=True)
             self._threads = {each for each in self._threads if each.is_alive()} | {thread}
             thread.start()
 
