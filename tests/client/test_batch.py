@@ -411,12 +411,13 @@ def test_a_server_that_is_started_again_is_waited_for(files: Files, monkeypatch:
     monkeypatch.setattr("slipstream_client.offline.runner.LONGEST_PAUSE_S", 0.2)
     ids = files.ask_for(6)
     (port,) = free_ports(1)
-    ended = threading.Event()
+    # Two are in flight at a time: once the third and the fourth are, the first two have been answered.
+    hang = threading.Barrier(3)
 
     def hanging(received: Received) -> list[Say | Fail | Wait]:
         if received.id in ("r0", "r1"):
             return answer(ids_of_request(received))
-        ended.set()
+        hang.wait(20)
         return [Wait(20.0)]
 
     with FakeTriton(port) as first, contextlib.ExitStack() as later:
@@ -424,7 +425,7 @@ def test_a_server_that_is_started_again_is_waited_for(files: Files, monkeypatch:
         second = []
 
         def restart() -> None:
-            assert ended.wait(20)
+            hang.wait(20)
             first.__exit__()
             second.append(later.enter_context(FakeTriton(port)))
 
