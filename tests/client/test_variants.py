@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from slipstream_client.comparison.variants import Variant, derive_repository, parse_variant, set_batcher
+from slipstream_client.comparison.variants import Variant, derive_repository, parse_variant, set_switches
 from slipstream_client.errors import SlipstreamError
 from slipstream_client.server.model_repository import find_repository, list_models
 
@@ -90,7 +90,7 @@ def test_every_variant_gets_a_model_and_an_engine_of_its_own(tmp_path: Path) -> 
 def test_the_dynamic_batcher_is_set_in_its_configuration(tmp_path: Path) -> None:
     derive_repository(find_repository(), [parse_variant("dynamic,max_batch_size=4")], tmp_path)
     model = tmp_path / "dynamic-max_batch_size_4"
-    set_batcher(model, {"max_queue_delay_microseconds": "5000"})
+    set_switches(model, {"max_queue_delay_microseconds": "5000"})
     config = read_config(model)
     assert (config.max_batch_size, config.dynamic_batching.max_queue_delay_microseconds) == (4, 5000)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream_client.comparison.engine_metrics import EngineFigures
+from slipstream_client.comparison.estimate import LOCK_STEP
 from slipstream_client.comparison.explain import explain_engine_time, explain_request_time, explain_slots
 from slipstream_client.comparison.plan import ComparePlan, PlannedRun
 from slipstream_client.comparison.resources import ProcessFigures
@@ -69,7 +70,7 @@ class Measurement:
         counted = measured(self.records)
         sent = [record.sent for record in counted if record.sent is not None]
         start_s = min(sent, default=0.0)
-        lock_step = self.planned.variant.model in ("static", "dynamic")
+        lock_step = self.planned.variant.model in LOCK_STEP
         complete = [] if self.steps_missing else self.steps
         return {
             "steps_missing": self.steps_missing,

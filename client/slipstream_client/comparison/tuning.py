@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from slipstream_client.comparison.variants import Variant, set_batcher
+from slipstream_client.comparison.variants import Variant, set_switches
 
 DELAYS_MS = (0, 20)
 # Of the configured batch size.
@@ -72,5 +72,5 @@ def tune(
 
 
 def _apply(variant: Variant, settings: Settings, repository: Path, load: Callable[[Variant], None]) -> None:
-    set_batcher(repository / variant.served_name, {key: str(value) for key, value in settings.items()})
+    set_switches(repository / variant.served_name, {key: str(value) for key, value in settings.items()})
     load(variant)

@@ -18,9 +18,9 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from slipstream_client.errors import SlipstreamError
+from slipstream_client.load.targets import TARGETS
 from slipstream_client.server.model_repository import ADMIN, list_models
 
-TARGETS = ("grpc", "generate_stream", "infer", "openai")
 # Of Triton's own configuration, beside the parameters.
 _BATCHER_FIELDS = ("max_batch_size", "max_queue_delay_microseconds")
 _OF_THE_CLIENT = ("name", "target", "url", "served_model")
@@ -130,14 +130,19 @@ def derive_repository(source: Path, variants: Sequence[Variant], folder: Path) -
         _copy_model(source / ADMIN, folder / ADMIN, {})
 
 
-def set_batcher(model: Path, switches: Mapping[str, str]) -> None:
+def set_switches(model: Path, switches: Mapping[str, str]) -> None:
     """Change a model's configuration in its repository; its server sees it when the model is loaded again.
+
+    Where it is a copy under another name, it takes that name.
 
     Raises:
         SlipstreamError: a switch is none that the configuration has, or its value is none that is allowed.
     """
     path = model / "config.pbtxt"
     config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+    if config.name != model.name:
+        config.name = model.name
+        config.parameters["name"].string_value = model.name  # an engine of its own
     for key, value in switches.items():
         if key in _BATCHER_FIELDS:
             _set_batcher_field(config, key, value)
@@ -149,14 +154,8 @@ def set_batcher(model: Path, switches: Mapping[str, str]) -> None:
 
 def _copy_model(source: Path, target: Path, switches: Mapping[str, str]) -> None:
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-    if not switches:
-        return
-    path = target / "config.pbtxt"
-    config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
-    config.name = target.name
-    config.parameters["name"].string_value = target.name  # an engine of its own
-    path.write_text(text_format.MessageToString(config), encoding="utf-8")
-    set_batcher(target, switches)
+    if switches:
+        set_switches(target, switches)
 
 
 def _set_batcher_field(config: Any, key: str, value: str) -> None:
