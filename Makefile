@@ -38,7 +38,7 @@ serve: model
 	@$(BIN)/slipstream serve
 
 test: model
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --maxfail 20
 
 soak: model
 	@PYTHONPATH=tests/soak:tests/server $(BIN)/python -m soak --requests 2000 --seconds 600

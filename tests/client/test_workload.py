@@ -262,3 +262,15 @@ def test_a_text_has_as_many_tokens_as_words_for_the_demo_model(name: str) -> Non
 
 def texts(workload: Workload) -> list[str]:
     return [request.text for request in workload.requests]
+
+
+def test_a_context_that_is_too_short_for_a_request_and_its_answer_is_refused_with_a_scale_that_fits() -> None:
+    workload = make_workload("fixed:300,50", 4)
+    workload.require_room(684, "continuous")
+    with pytest.raises(SlipstreamError) as error:
+        workload.require_room(683, "continuous")
+    assert str(error.value) == (
+        "workload fixed:300,50: request 0 has 300 prompt tokens and max_tokens 384; together at most 683 are allowed "
+        "(context of continuous): give --scale 0.99 or --max-input, --max-output"
+    )
+    make_workload("fixed:300,50", 4, scale=0.99).require_room(683, "continuous")

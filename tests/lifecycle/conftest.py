@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from helpers import ENGINES, golden_answers, make_server
-from observing import wait_until_at_rest
+from observing import require_running, wait_until_at_rest
 from slipstream_client.server.tritonserver import TritonServer
 from spare import SPARE_QUEUE, SPARE_RESPONSE_BYTES, SPARE_SEATS, Spare
 
@@ -34,6 +34,7 @@ def shared_spare() -> Iterator[Spare]:
 @pytest.fixture
 def spare(shared_spare: Spare) -> Iterator[Spare]:
     """The server to be broken; every test leaves it whole again."""
+    require_running(shared_spare.server)
     yield shared_spare
     wait_until_at_rest(shared_spare.server, {ENGINES[model] for model in shared_spare.server.models})
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from helpers import golden_answers, make_server
-from observing import engine_pids, is_alive, wait_until_at_rest
+from observing import engine_pids, require_running, wait_until_at_rest
 from slipstream.models.store import resolve
 from slipstream_client.server.tritonserver import TritonServer
 
@@ -29,10 +29,10 @@ def first_pids(shared_server: TritonServer) -> dict[str, int]:
 @pytest.fixture
 def server(shared_server: TritonServer, first_pids: dict[str, int]) -> Iterator[TritonServer]:
     """The server with all five models; every test leaves the same processes behind, and nothing that runs."""
+    require_running(shared_server)
     yield shared_server
     wait_until_at_rest(shared_server, first_pids)
     assert engine_pids(shared_server) == first_pids
-    assert is_alive(shared_server.pid)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import psutil
+import pytest
 
 from helpers import ENGINES, LONG, PROMPTS, GrpcStream
 from slipstream_client import control
@@ -19,6 +20,7 @@ from slipstream_client.server.tritonserver import TritonServer
 _ENGINE_TIMEOUT_S = 30.0
 # More than an engine keeps.
 _ALL_RECORDS = 1 << 16
+_LAST_LINES = 40
 GAUGES_AT_REST = (
     "slipstream_requests_running",
     "slipstream_requests_waiting",
@@ -70,6 +72,13 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -
     return result
 
 
+def require_running(server: TritonServer) -> None:
+    """Fail with the end of the server's log if it has ended."""
+    if not is_alive(server.pid):
+        log = server.log_path.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        pytest.fail("tritonserver has ended; its log ends with\n" + "\n".join(log), pytrace=False)
+
+
 def wait_for_gauge(server: TritonServer, engine: str, name: str, value: float, seconds: float = 30.0) -> None:
     wait_until(lambda: Metrics(server).value(name, engine) == value, f"{name} of {engine} is {value:g}", seconds)
 
@@ -93,6 +102,7 @@ def wait_until_at_rest(server: TritonServer, engines: Iterable[str], seconds: fl
     engines = list(engines)
 
     def at_rest() -> bool:
+        require_running(server)
         try:
             statuses = [engine_status(server, engine) for engine in engines]
         except control.EngineUnreachable:  # it is being started again

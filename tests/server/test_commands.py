@@ -11,11 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers import PROMPTS, STREAMING, ask, ask_with, inputs_for, sampling_json
+from observing import finished
 from slipstream_client import cli
 from slipstream_client.comparison.explain import explain_engine_time, explain_request_time, explain_slots
 from slipstream_client.comparison.run_figures import measured, run_figures, window_s
 from slipstream_client.comparison.slo import Slo
 from slipstream_client.comparison.statistics import summarise_runs
+from slipstream_client.errors import SlipstreamError
 from slipstream_client.http_client import HttpSlipstreamClient
 from slipstream_client.load.records import RequestRecord
 from slipstream_client.server.tritonserver import TritonServer
@@ -179,6 +181,19 @@ def test_everything_that_compare_states_can_be_computed_again_from_its_files(
         assert json.loads(json.dumps(stated)) == {key: run[key] for key in stated}
     concluded = summarise_runs(results["runs"], records, "dynamic", "e2el:60000")
     assert json.loads(json.dumps(concluded)) == {key: results[key] for key in concluded}
+
+
+def test_compare_refuses_a_workload_that_no_context_holds_before_it_sends_anything(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    before = finished(server, "continuous", "length")
+    where = ["--url", server.grpc_url, "--out", str(tmp_path), "--batchers", "continuous"]
+    result = CliRunner().invoke(cli.app, ["compare", *where, "--workload", "fixed:8000,400", "--requests", "1"])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SlipstreamError)
+    assert "8000 prompt tokens and max_tokens 400; together at most 8192 are allowed" in str(result.exception)
+    assert not (tmp_path / "results.json").exists()
+    assert finished(server, "continuous", "length") == before
 
 
 def test_compare_says_where_the_dynamic_batcher_did_not_batch(server: TritonServer, tmp_path: Path) -> None:

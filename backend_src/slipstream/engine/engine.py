@@ -155,6 +155,7 @@ class Engine:
             "kv_blocks_used": scheduler.pool.num_used,
             "kv_blocks_total": scheduler.pool.num_blocks,
             "block_size": scheduler.pool.block_size,
+            "max_model_len": runner.max_model_len,
             "device": runner.device_name,
             "batch_invariant": runner.batch_invariant,
         }

@@ -64,8 +64,12 @@ class Comparison:
         """Warm every variant up, tune the dynamic batcher, then measure; what is on disk is complete after every run.
 
         Ctrl-C ends it early: the results then say so, and hold the runs that were complete.
+
+        Raises:
+            SlipstreamError: a request does not fit into a model's context; nothing was measured.
         """
         try:
+            self._require_room()
             self._warm_up(tuned=tuned)
             if tuned:
                 self._tune()
@@ -127,6 +131,13 @@ class Comparison:
             }
             described.append(workload.describe() | {"offered": offered})
         return described
+
+    def _require_room(self) -> None:
+        for variant in self.plan.variants:
+            context = self.server.context(variant)
+            if context is not None:
+                for workload in self.plan.workloads():
+                    workload.require_room(context, variant.name)
 
     def _warm_up(self, *, tuned: bool) -> None:
         most = min(max(point.num_requests for point in self.plan.points), _MOST_WARM_UP)

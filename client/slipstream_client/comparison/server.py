@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,15 @@ class ServerUnderTest:
             return None
         others = {name for contract in self.contracts.values() for name in (contract.name, contract.engine)}
         return ProcessWatch(self.process_ids, others - {own.name, own.engine})
+
+    def context(self, variant: Variant) -> int | None:
+        """The most tokens of a prompt and its answer together; None where the server's model `admin` does not tell."""
+        own = self.contract(variant)
+        if own is None:
+            return None
+        with AdminClient(self.grpc_url) as admin, contextlib.suppress(RequestFailed):
+            return int(admin.status(own.engine)["max_model_len"])
+        return None
 
     def step_watch(self, variant: Variant) -> StepWatch | None:
         """Keeps the steps of one run; None where the server's model `admin` does not tell."""

@@ -6,6 +6,7 @@ a scheduler sees is `max_tokens`: the longest answer that the workload can draw,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,6 +88,23 @@ class Workload:
     def sha256(self) -> str:
         """Hash of everything that is offered: texts, lengths and limits, in order."""
         return offered_sha256(self.requests)
+
+    def require_room(self, context: int, whose: str) -> None:
+        """Refuse a context of `context` tokens if a prompt and the longest answer it may get do not fit into it.
+
+        Raises:
+            SlipstreamError: which request, and what scale would fit.
+        """
+        longest = max(self.requests, key=lambda request: (request.input_tokens or 0) + request.max_tokens)
+        tokens = (longest.input_tokens or 0) + longest.max_tokens
+        if tokens <= context:
+            return
+        prompt = f"{longest.input_tokens} prompt tokens and " if longest.input_tokens else ""
+        fitting = math.floor(100 * self.scale * context / tokens) / 100
+        raise SlipstreamError(
+            f"workload {self.name}: request {longest.index} has {prompt}max_tokens {longest.max_tokens}; together at "
+            f"most {context} are allowed (context of {whose}): give --scale {fitting:g} or --max-input, --max-output"
+        )
 
     def describe(self) -> dict[str, Any]:
         """What results.json says about it; lengths are those offered, after scaling and cutting.
