@@ -9,19 +9,20 @@ from rich.console import Console
 
 from simulated_comparison import comparison, fail, runs_of
 from slipstream_client.report.compare_table import compare_tables
+from slipstream_client.report.study import Study
 
 
 def lines(results: dict[str, Any], requests: list[dict[str, Any]], width: int = 160) -> list[str]:
     """What the terminal shows, single spaced."""
     console = Console(width=width, file=io.StringIO(), record=True)
-    for table in compare_tables(results, requests, width):
+    for table in compare_tables(Study(results, requests, []), width):
         console.print(table)
     return [" ".join(line.split()) for line in console.export_text().splitlines()]
 
 
 def test_there_is_a_table_for_each_workload_and_point() -> None:
     results, requests, _ = comparison(("dynamic", "continuous"), ("c4", "c16", "r2"), ("mixed", "variance:0"), count=6)
-    titles = [table.title for table in compare_tables(results, requests)]
+    titles = [table.title for table in compare_tables(Study(results, requests, []))]
     loads = ("4 clients", "16 clients", "2 requests/s")
     assert titles == [f"{name}, {load}; ratios to dynamic" for name in ("mixed", "variance:0") for load in loads]
 
@@ -49,21 +50,21 @@ def test_inside_the_noise_it_says_same_and_without_a_floor_it_asks() -> None:
 def test_the_tail_is_named_for_what_it_is() -> None:
     def heads(*args: Any, **kwargs: Any) -> list[Any]:
         results, requests, _ = comparison(*args, **kwargs)
-        (table,) = compare_tables(results, requests)
+        (table,) = compare_tables(Study(results, requests, []))
         return [column.header for column in table.columns][5:6]
 
     assert heads(("dynamic",), ("c16",), count=12) == ["max of 24"]
     assert heads(("dynamic",), ("c16",), count=50) == ["P99"]
     results, requests, _ = comparison(("dynamic", "continuous"), ("c16",), count=12)
     fail(results, requests, runs_of(results, "dynamic"), 1, "refused")
-    (table,) = compare_tables(results, requests)
+    (table,) = compare_tables(Study(results, requests, []))
     assert table.columns[5].header == "tail"
     assert any("(max of 22)" in line for line in lines(results, requests))
 
 
 def test_a_narrow_terminal_gets_two_tables() -> None:
     results, requests, _ = comparison(("dynamic", "continuous"), ("c4",), count=6)
-    tables = list(compare_tables(results, requests, 80))
+    tables = list(compare_tables(Study(results, requests, []), 80))
     assert [len(table.columns) for table in tables] == [7, 5]
 
 

@@ -39,7 +39,7 @@ def test_everything_is_written_and_again_from_the_folder(tmp_path: Path) -> None
     data = small()
     folder = tmp_path / "one"
     write_folder(folder, data)
-    paths = write_all(*data, folder)
+    paths = write_all(Study(*data), folder)
     assert [path.name for path in paths] == NAMES
     first = [path.read_bytes() for path in paths]
     for path in paths:

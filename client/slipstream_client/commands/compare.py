@@ -29,7 +29,9 @@ from slipstream_client.comparison.slo import PRESETS, parse_slo
 from slipstream_client.comparison.variants import Variant, derive_repository, parse_variant
 from slipstream_client.errors import SlipstreamError
 from slipstream_client.interruption import ended_as_by_ctrl_c
+from slipstream_client.report.changes import baseline_changes
 from slipstream_client.report.files import read_results
+from slipstream_client.report.study import Study
 
 _SERVER_START_S = 20
 _BATCHERS = "static,dynamic,iterative,continuous"
@@ -239,8 +241,10 @@ def compare(
             comparison.results["environment"] = describe_environment() | facts
             comparison.results["command"] = ["slipstream", *sys.argv[1:]]
             unwritten = _run(comparison, tune)
-    pages, unwritten = (None, unwritten) if unwritten else write_pages(comparison, earlier)
-    show(comparison, earlier, pages, as_json, notes)
+    study = Study(comparison.results, comparison.request_lines(), comparison.steps)
+    changes = None if earlier is None else baseline_changes(study.results, earlier)
+    pages, unwritten = (None, unwritten) if unwritten else write_pages(study, folder, changes)
+    show(comparison, study, changes, pages, as_json, notes)
     if unwritten:
         raise SlipstreamError(f"cannot write to {folder}: {unwritten.strerror}")
     if comparison.results["interrupted"]:

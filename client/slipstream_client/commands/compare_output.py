@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +11,32 @@ from rich.console import Console
 
 from slipstream_client.comparison.comparison import Comparison
 from slipstream_client.report.batching import batching_doubt
-from slipstream_client.report.changes import baseline_changes, changes_table
+from slipstream_client.report.changes import Change, changes_table
 from slipstream_client.report.compare_table import compare_tables
 from slipstream_client.report.study import Study
 
 _DIFFERENCES_SHOWN = 10
 
 
-def write_pages(comparison: Comparison, earlier: dict[str, Any] | None) -> tuple[Path | None, OSError | None]:
-    """Write the report and the files beside it: its path, or why not all could be written."""
+def write_pages(study: Study, out: Path, changes: Sequence[Change] | None) -> tuple[Path | None, OSError | None]:
+    """Write the report and the files beside it into `out`: its path, or why not all could be written."""
     # matplotlib takes a second to import; every other command does without.
     from slipstream_client.report.files import write_all
 
     try:
-        pages = write_all(comparison.results, comparison.request_lines(), comparison.steps, comparison.out, earlier)
+        pages = write_all(study, out, changes)
     except OSError as error:
         return None, error
     return pages[0], None
 
 
 def show(
-    comparison: Comparison, earlier: dict[str, Any] | None, report: Path | None, as_json: bool, notes: Console
+    comparison: Comparison,
+    study: Study,
+    changes: Sequence[Change] | None,
+    report: Path | None,
+    as_json: bool,
+    notes: Console,
 ) -> None:
     """Print the tables, or with `as_json` the results, and what must not be overlooked."""
     results = comparison.results
@@ -40,13 +46,12 @@ def show(
         console = Console()
         # Piped output has no width of its own; the tables need this much.
         console = console if console.is_terminal else Console(width=160)
-        for table in compare_tables(results, comparison.request_lines(), console.width):
+        for table in compare_tables(study, console.width):
             console.print(table)
-        cells = Study(results, comparison.request_lines(), comparison.steps).all_cells()
-        for doubt in filter(None, map(batching_doubt, cells)):
+        for doubt in filter(None, map(batching_doubt, study.all_cells())):
             console.print(doubt, highlight=False, markup=False)
-        if earlier is not None:
-            console.print(changes_table(baseline_changes(results, earlier)))
+        if changes is not None:
+            console.print(changes_table(changes))
         console.print(_quality_text(results["quality"]), highlight=False)
     mismatches = comparison.input_mismatches()
     if mismatches:

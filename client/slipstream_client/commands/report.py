@@ -22,13 +22,14 @@ def report(
     # matplotlib takes a second to import; every other command does without it.
     from slipstream_client.report.changes import baseline_changes, changes_table
     from slipstream_client.report.files import read_folder, read_results, write_all
+    from slipstream_client.report.study import Study
 
-    results, requests, steps = read_folder(folder)
-    earlier = read_results(baseline) if baseline else None
+    study = Study(*read_folder(folder))
+    changes = baseline_changes(study.results, read_results(baseline)) if baseline else None
     console = Console()
     console = console if console.is_terminal else Console(width=160)
-    paths = write_all(results, requests, steps, out or folder, earlier)
-    if earlier is not None:
-        console.print(changes_table(baseline_changes(results, earlier)))
+    paths = write_all(study, out or folder, changes)
+    if changes is not None:
+        console.print(changes_table(changes))
     for path in paths:
         console.print(path, highlight=False, soft_wrap=True, markup=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -18,9 +17,8 @@ _WIDTH = 150
 _LATENCY_COLUMNS = 7
 
 
-def compare_tables(results: dict[str, Any], requests: list[dict[str, Any]], width: int = _WIDTH) -> Iterator[Table]:
+def compare_tables(study: Study, width: int = _WIDTH) -> Iterator[Table]:
     """One row a variant; beside each figure stands its ratio to the baseline's, or "same" where noise explains it."""
-    study = Study(results, requests, [])
     for family in study.families:
         for load in family.loads:
             yield from _point(study, family, load, width)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from slipstream_client.errors import SlipstreamError
-from slipstream_client.report.changes import baseline_changes
+from slipstream_client.report.changes import Change
 from slipstream_client.report.charts import write_charts
 from slipstream_client.report.csv_file import write_requests_csv
 from slipstream_client.report.page import write_report
@@ -18,16 +18,12 @@ from slipstream_client.report.trace import write_trace
 VERSION = 2
 
 
-def write_all(
-    results: dict, requests: list[dict], steps: list[dict], out: Path, earlier: dict | None = None
-) -> list[Path]:
+def write_all(study: Study, out: Path, changes: Sequence[Change] | None = None) -> list[Path]:
     """Write report.html, the PNG charts, requests.csv and trace.json into `out` (created if need be).
 
-    Returns their paths, the page first. `earlier` is the results.json of a run to show the change against.
+    Returns their paths, the page first. `changes` are those against an earlier run, where there is one to show.
     """
     out.mkdir(parents=True, exist_ok=True)
-    study = Study(results, requests, steps)
-    changes = baseline_changes(results, earlier) if earlier is not None else None
     return [
         write_report(study, out, changes),
         *write_charts(study, out),
