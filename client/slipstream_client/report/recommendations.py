@@ -99,7 +99,7 @@ def _few_users(study: Study, family: Family) -> Recommendation:
     cells = study.cells(family.workload, family.loads[0])
     if problems := _problems(study, cells):
         return _refused(use, problems)
-    ranked = sorted((c for c in cells if c.metric("e2e_mean_ms")), key=lambda cell: cell.metric("e2e_mean_ms") or 0.0)
+    ranked = _ascending(cells, "e2e_mean_ms")
     if len(ranked) < 2:
         return _refused(use, [f"nothing to compare at {family.loads[0].words}"])
     first, tied, rest, closest = _ranking(study, ranked, "e2e_mean_ms")
@@ -111,7 +111,7 @@ def _few_users(study: Study, family: Family) -> Recommendation:
     )
     found += _next_few(study, family)
     equals = [first, *tied]
-    streaming = sorted((c for c in equals if c.metric("ttft_mean_ms")), key=lambda c: c.metric("ttft_mean_ms") or 0.0)
+    streaming = _ascending(equals, "ttft_mean_ms")
     if tied and streaming and len(streaming) < len(equals):
         first_tokens = listed([f"{duration(c.metric('ttft_mean_ms'))} with {c.variant}" for c in streaming])
         silent = listed([c.variant for c in equals if c not in streaming])
@@ -131,7 +131,7 @@ def _next_few(study: Study, family: Family) -> str:
     cells = study.cells(family.workload, load) if load else []
     if load is None or load.at > FEW or _problems(study, cells):
         return ""
-    ranked = sorted((c for c in cells if c.metric("e2e_mean_ms")), key=lambda cell: cell.metric("e2e_mean_ms") or 0.0)
+    ranked = _ascending(cells, "e2e_mean_ms")
     takes = listed([f"{duration(cell.metric('e2e_mean_ms'))} with {cell.variant}" for cell in ranked])
     if len(ranked) < 2:
         return ""
@@ -205,7 +205,7 @@ def _by_tail(study: Study, family: Family, use: str) -> Recommendation:
     cells = study.cells(family.workload, family.loads[-1])
     if problems := _problems(study, cells):
         return _refused(use, problems)
-    ranked = sorted((c for c in cells if c.metric("e2e_p99_ms")), key=lambda cell: cell.metric("e2e_p99_ms") or 0.0)
+    ranked = _ascending(cells, "e2e_p99_ms")
     if len(ranked) < 2:
         return _refused(use, [f"nothing to compare at {family.loads[-1].words}"])
     first, tied, rest, closest = _ranking(study, ranked, "e2e_p99_ms")
@@ -222,6 +222,11 @@ def _by_tail(study: Study, family: Family, use: str) -> Recommendation:
 
 def _next(family: Family, load: Load) -> Load:
     return family.loads[min(list(family.loads).index(load) + 1, len(family.loads) - 1)]
+
+
+def _ascending(cells: Sequence[Cell], metric: str) -> list[Cell]:
+    """Those that have a value of a latency, the shortest first."""
+    return sorted((cell for cell in cells if cell.metric(metric)), key=lambda cell: cell.metric(metric) or 0.0)
 
 
 def _ranking(
