@@ -17,8 +17,9 @@ from slipstream.batchers.lockstep import PADDING_TOKEN
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch, Chunk, StepOutput
 from slipstream.engine.request import FINISH_LENGTH, Request, SamplingParams
+from slipstream.errors import OutOfMemory
 from slipstream.models.linear import compute_dtype
-from slipstream.models.runner import choose_device, choose_tokens, fit_context, fit_pool, is_out_of_memory
+from slipstream.models.runner import choose_device, choose_tokens, fit_context, fit_pool, run_within_memory
 from slipstream.models.stepped_generate import SteppedGenerate
 from slipstream.models.weights import ModelConfig
 
@@ -99,18 +100,10 @@ class GenerateRunner:
             Exception: what else generate() has raised.
         """
         try:
-            with torch.inference_mode():
-                return choose_tokens(self.logits(batch), batch)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = f"{type(error).__name__}: {error}"
-        # Not before the error is gone, which holds what the step had allocated.
-        if self.device_name == "cuda":
-            torch.cuda.empty_cache()
-        raise MemoryError(
-            f"no memory for a group of {len(batch.chunks)} rows in generate(), which cannot be split ({reason})"
-        )
+            return run_within_memory(lambda: choose_tokens(self.logits(batch), batch), self.device_name)
+        except OutOfMemory as error:
+            group = f"a group of {len(batch.chunks)} rows"
+            raise MemoryError(f"no memory for {group} in generate(), which cannot be split ({error})") from None
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The logits after the last token of each row [rows, vocab]; a batch of prompts starts the next group."""

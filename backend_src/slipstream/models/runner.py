@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -99,24 +100,11 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> StepOutput:
         """See Runner.run."""
-        try:
-            with torch.inference_mode():
-                return self._run(batch)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = f"{type(error).__name__}: {error}"
-        # Not before the error is gone, which holds what the step had allocated.
-        if self.device_name == "cuda":
-            torch.cuda.empty_cache()
-        raise OutOfMemory(reason)
+        return run_within_memory(lambda: choose_tokens(self.logits(batch), batch), self.device_name)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The logits of the sampled chunks' last rows, and then of the rows that score a prompt: [num_rows, vocab]."""
         return self.model.forward(StepInput.from_batch(batch, self._block_size))
-
-    def _run(self, batch: Batch) -> StepOutput:
-        return choose_tokens(self.logits(batch), batch)
 
 
 def make_runner(config: EngineConfig, folder: Path) -> Runner:
@@ -182,7 +170,26 @@ def fit_pool(config: EngineConfig, token_bytes: int) -> int:
     return config.kv_cache_bytes // block_bytes
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def run_within_memory(step: Callable[[], StepOutput], device_name: str) -> StepOutput:
+    """Compute a step; where it fails for want of memory, give back what it had allocated.
+
+    Raises:
+        OutOfMemory: the device has not enough for the whole of it.
+    """
+    try:
+        with torch.inference_mode():
+            return step()
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+    # Not before the error is gone, which holds what the step had allocated.
+    if device_name == "cuda":
+        torch.cuda.empty_cache()
+    raise OutOfMemory(reason)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
     """torch has a class of its own for CUDA; its CPU allocator raises a RuntimeError that says so."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
