@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import struct
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -13,6 +15,7 @@ import pytest
 
 from simulated_comparison import comparison, fail
 from slipstream_client.report.charts import CHARTS, write_charts
+from slipstream_client.report.explain import ENGINE_TIME, REQUEST_TIME, SLOTS, Part
 from slipstream_client.report.series import SPARE_STYLES, STYLES, styles_of
 from slipstream_client.report.study import Study
 
@@ -137,8 +140,26 @@ def lab(colour: str, vision: str) -> list[float]:
 def test_the_four_batchers_can_be_told_apart_by_colour_blind_eyes(theme: str, vision: str) -> None:
     colours = {name: lab(getattr(style, theme), vision) for name, style in STYLES.items()}
     for one, other in itertools.combinations(colours, 2):
-        distance = sum((a - b) ** 2 for a, b in zip(colours[one], colours[other], strict=True)) ** 0.5
-        assert distance > 15, f"{one} and {other} look alike: {distance:.1f}"
+        apart = math.dist(colours[one], colours[other])
+        assert apart > 15, f"{one} and {other} look alike: {apart:.1f}"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_part_of_a_bar_has_the_colour_of_a_variant(theme: str) -> None:
+    for part in (*SLOTS, *REQUEST_TIME, *ENGINE_TIME):
+        for style in (*STYLES.values(), *SPARE_STYLES):
+            colour = getattr(style, theme)
+            apart = math.dist(lab(part.fill, "full"), lab(colour, "full"))
+            assert apart > (15 if style in STYLES.values() else 9), f"{part.key} looks like {colour}: {apart:.1f}"
+
+
+@pytest.mark.parametrize("parts", [SLOTS, REQUEST_TIME, ENGINE_TIME])
+def test_parts_of_a_bar_differ_in_colour_and_from_their_neighbours_in_grey(parts: Sequence[Part]) -> None:
+    for one, other in itertools.combinations(parts, 2):
+        assert math.dist(lab(one.fill, "full"), lab(other.fill, "full")) > 14, f"{one.key} and {other.key} look alike"
+    for one, other in itertools.pairwise(parts):
+        step = abs(lab(one.fill, "full")[0] - lab(other.fill, "full")[0])
+        assert step > 10, f"{one.key} and {other.key} are as light: {step:.1f}"
 
 
 @pytest.mark.parametrize(("theme", "background"), [("light", "#ffffff"), ("dark", "#15171a")])

@@ -145,7 +145,7 @@ def _stack(axes: Axes, bars: Bars) -> None:
         left = 0.0
         for segment in bar.segments:
             width = segment.value / scale
-            axes.barh(row, width, left=left, height=0.6, color=segment.part.fill, edgecolor="white", linewidth=0.6)
+            axes.barh(row, width, left=left, height=0.6, color=segment.part.fill, edgecolor=MUTED, linewidth=0.4)
             if segment.width >= 7:
                 text = f"{segment.part.label}\n{short(width)}"
                 axes.text(left + width / 2, row, text, ha="center", va="center", color=segment.part.ink, fontsize=8)

@@ -25,55 +25,54 @@ class Part:
     useful: bool = False
 
 
-BLUE, SKY, GREEN, ORANGE, YELLOW = "#0B62A4", "#7CC4EE", "#117657", "#E69F00", "#F0E07A"
-RED, PINK, PURPLE, LILAC, GREY, PALE = "#C8500A", "#DFA0C8", "#6B4BA3", "#C3B4E8", "#6B7280", "#CBD0D6"
+# Muted, where those of the variants are strong, so that no part looks like a variant. Light and dark alternate along
+# each bar, so that its parts also differ in grey.
+SLATE, MIST, RUST, SAND, ROSE, STONE = "#46586F", "#9FB3CB", "#9C6648", "#E6D29C", "#BC857F", "#6F6A62"
+PALE, OLIVE, CREAM, STRAW, LILAC, PLUM = "#DADDE2", "#858A50", "#F1EBD2", "#C2B48A", "#DCCCEA", "#75485C"
+TEAL, SAGE = "#55797A", "#8FBDA5"
 DARK = "#16181b"
 
 SLOTS = (
-    Part("useful_decode", "answer", "useful: tokens of answers (decode)", "tokens of answers", BLUE, useful=True),
+    Part("useful_decode", "answer", "useful: tokens of answers (decode)", "tokens of answers", SLATE, useful=True),
     Part(
-        "useful_prefill", "prompt", "useful: tokens of prompts (prefill)", "tokens of prompts", SKY, DARK, useful=True
+        "useful_prefill", "prompt", "useful: tokens of prompts (prefill)", "tokens of prompts", MIST, DARK, useful=True
     ),
-    Part(
-        "prompt_padding", "padding", "prompts filled up to the longest of their batch", "prompt padding", ORANGE, DARK
-    ),
+    Part("prompt_padding", "padding", "prompts filled up to the longest of their batch", "prompt padding", SAND, DARK),
     Part(
         "finished_rows",
         "finished",
         "finished answers that the batch went on computing",
         "answers already finished",
-        RED,
+        RUST,
     ),
-    Part("recomputed", "again", "computed again after preemption", "recomputing after preemption", PINK, DARK),
-    Part("unexplained", "?", "unexplained", "rows not explained", GREY),
+    Part("recomputed", "again", "computed again after preemption", "recomputing after preemption", ROSE, DARK),
+    Part("unexplained", "?", "unexplained", "rows not explained", STONE),
 )
 REQUEST_TIME = (
     Part("client", "client", "at the client, before it was sent", "at the client", PALE, DARK),
-    Part("triton_queue", "Triton's queue", "in Triton's own queue", "in Triton's queue", ORANGE, DARK),
-    Part(
-        "wait_batch", "batch", "waiting for the running batch to end", "waiting for the batch before it", YELLOW, DARK
-    ),
-    Part("wait_step", "step", "waiting for the running step to end", "waiting for the step before it", "#D8C7A0", DARK),
+    Part("triton_queue", "Triton's queue", "in Triton's own queue", "in Triton's queue", OLIVE, DARK),
+    Part("wait_batch", "batch", "waiting for the running batch to end", "waiting for the batch before it", CREAM, DARK),
+    Part("wait_step", "step", "waiting for the running step to end", "waiting for the step before it", STRAW, DARK),
     Part("wait_seats", "seat", "waiting for a free seat", "waiting for a seat", LILAC, DARK),
-    Part("wait_blocks", "memory", "waiting for KV cache memory", "waiting for KV memory", PINK, DARK),
-    Part("wait_budget", "budget", "waiting for room in a step (token budget)", "waiting for the token budget", PURPLE),
-    Part("wait_priority", "priority", "waiting behind higher priority", "waiting behind higher priority", "#8A3A6B"),
-    Part("prefill", "prompt", "reading the prompt (prefill)", "reading the prompt", SKY, DARK, useful=True),
-    Part("decode", "answer", "writing the answer (decode)", "writing the answer", BLUE, useful=True),
+    Part("wait_blocks", "memory", "waiting for KV cache memory", "waiting for KV memory", ROSE, DARK),
+    Part("wait_budget", "budget", "waiting for room in a step (token budget)", "waiting for the token budget", PLUM),
+    Part("wait_priority", "priority", "waiting behind higher priority", "waiting behind higher priority", TEAL),
+    Part("prefill", "prompt", "reading the prompt (prefill)", "reading the prompt", MIST, DARK, useful=True),
+    Part("decode", "answer", "writing the answer (decode)", "writing the answer", SLATE, useful=True),
     Part(
-        "held", "held", "finished, but held for the batch's longest answer", "held for the batch's longest answer", RED
+        "held", "held", "finished, but held for the batch's longest answer", "held for the batch's longest answer", RUST
     ),
-    Part("delivery", "delivery", "delivery to the client", "in delivery", GREEN),
-    Part("unexplained", "?", "unexplained", "not explained", GREY),
+    Part("delivery", "delivery", "delivery to the client", "in delivery", SAGE, DARK),
+    Part("unexplained", "?", "unexplained", "not explained", STONE),
 )
 ENGINE_TIME = (
-    Part("useful", "useful", "computing useful rows", "computing useful rows", BLUE, useful=True),
-    Part("wasted", "wasted", "computing wasted rows", "computing wasted rows", RED),
+    Part("useful", "useful", "computing useful rows", "computing useful rows", SLATE, useful=True),
+    Part("wasted", "wasted", "computing wasted rows", "computing wasted rows", RUST),
     Part("scheduling", "scheduling", "scheduling", "scheduling", LILAC, DARK),
-    Part("bookkeeping", "bookkeeping", "taking in what was computed", "bookkeeping", GREEN),
-    Part("messages", "messages", "messages to and from the doors", "messages", PINK, DARK),
+    Part("bookkeeping", "bookkeeping", "taking in what was computed", "bookkeeping", SAGE, DARK),
+    Part("messages", "messages", "messages to and from the doors", "messages", ROSE, DARK),
     Part("idle", "idle", "idle: nothing to do", "idle", PALE, DARK),
-    Part("unexplained", "?", "unexplained", "not explained", GREY),
+    Part("unexplained", "?", "unexplained", "not explained", STONE),
 )
 
 
