@@ -22,7 +22,6 @@ from slipstream_client.report.plot import (
     Panel,
     Rule,
     round_ticks,
-    spread,
 )
 from slipstream_client.report.study import Study
 from slipstream_client.report.sweep import sweep_panel, sweep_sentences
@@ -72,6 +71,35 @@ def test_a_hollow_mark_is_drawn_as_such_and_names_are_escaped_and_cut() -> None:
     assert texts(panel, "name") == ["<i>a very long…"]
 
 
+def test_a_line_that_ends_in_the_plot_is_named_there_and_one_that_ends_at_its_edge_beside_it() -> None:
+    short, long = (
+        Line("short", 0, [Mark(0, 0, ""), Mark(10, 50, "")]),
+        Line("long", 1, [Mark(0, 0, ""), Mark(20, 50, "")]),
+    )
+    named = {text.text: text for text in drawn(Panel("t", "s", [short, long], top=100.0)).iter("text")}
+    end = LEFT + 10 + (WIDTH - RIGHT - 8 - LEFT - 10) * 10 / (20 * 1.04)
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    assert float(named["short"].get("x") or 0) == pytest.approx(end + 7.5, abs=0.1)
+    assert float(named["short"].get("y") or 0) == pytest.approx(middle - 7.5, abs=0.1)
+    assert float(named["long"].get("x") or 0) == WIDTH - RIGHT + 6
+    assert float(named["long"].get("y") or 0) == pytest.approx(middle + 4, abs=0.1)
+
+
+def test_the_label_of_a_mark_gives_way_to_whiskers_and_falls_away_where_no_place_is_free() -> None:
+    def places(*lines: Line) -> list[tuple[float, float]]:
+        root = drawn(Panel("t", "s", lines, x_ticks=[0, 20], top=100.0))
+        found = [text for text in root.iter("text") if text.get("class") == "tick at"]
+        return [(float(text.get("x") or 0), float(text.get("y") or 0)) for text in found]
+
+    marks = [Mark(10, 50, "", label="16"), Mark(20, 50, "")]
+    x, y = (LEFT + 10 + WIDTH - RIGHT - 8) / 2, (TOP + HEIGHT - BOTTOM) / 2
+    assert places(Line("a", 0, marks)) == [pytest.approx((x + 6.6, y - 6.6), abs=0.1)]
+    above = Line("b", 1, [Mark(15, 55, "", x_low=0, x_high=20)])
+    assert places(Line("a", 0, marks), above) == [pytest.approx((x + 6.6, y + 14.3), abs=0.1)]
+    bars = [Line(f"{at}", 1, [Mark(15, at, "", x_low=0, x_high=20)]) for at in (42, 44, 46, 48, 52, 54, 56, 58)]
+    assert places(Line("a", 0, marks), *bars) == []
+
+
 def test_no_drawing_has_a_colour_of_its_own() -> None:
     study = Study(*comparison(points=POINTS))
     for panel in load_panels(study, study.families[0]):
@@ -86,7 +114,8 @@ def test_rules_and_the_band_are_at_their_values() -> None:
     assert float(rule.get("y1") or 0) == pytest.approx(middle, abs=0.1)
     (band,) = [each for each in root.iter("rect") if each.get("class") == "band"]
     assert float(band.get("y") or 0) + float(band.get("height") or 0) / 2 == pytest.approx(middle, abs=0.1)
-    assert "half" in texts(panel)
+    (label,) = [each for each in root.iter("text") if each.text == "half"]
+    assert (float(label.get("x") or 0), float(label.get("y") or 0)) == pytest.approx((WIDTH - RIGHT + 6, middle + 4))
 
 
 def test_throughput_has_its_intervals_as_whiskers_or_else_the_span_of_the_repeats() -> None:
@@ -200,10 +229,3 @@ def test_the_sweep_is_ordered_by_the_variation_that_was_served() -> None:
 )
 def test_ticks_are_round(high: float, ticks: list[float]) -> None:
     assert round_ticks(high) == pytest.approx(ticks)
-
-
-def test_labels_are_spread_as_little_as_they_must() -> None:
-    assert spread([10.0, 100.0], 15, 0, 200) == [10.0, 100.0]
-    places = spread([50.0, 50.0, 50.0], 15, 0, 200)
-    assert places == pytest.approx([35.0, 50.0, 65.0], abs=0.5)
-    assert spread([0.0, 1.0, 2.0], 15, 5, 200)[0] >= 5

@@ -36,6 +36,20 @@ CONTRAST = """() => {
     .filter(([ratio]) => ratio < 4.5).map(([ratio, what]) => `${ratio.toFixed(1)} ${what}`) }"""
 CUT = """() => [...document.querySelectorAll('.on')]
   .filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
+# Labels of charts on one another, or on a curve, a whisker or a marker, by more than a hair.
+OVERLAPS = """() => [...document.querySelectorAll('.plot svg')].flatMap(svg => {
+  const labels = [...svg.querySelectorAll('text')].map(e => [e.textContent, e.getBoundingClientRect()])
+    .filter(([text]) => text)
+  const strokes = [...svg.querySelectorAll('.whisker, .marker')]
+    .map(e => [e.className.baseVal, e.getBoundingClientRect()])
+  for (const line of svg.querySelectorAll('.line')) for (let at = 0; at <= line.getTotalLength(); at += 2) {
+    const p = line.getPointAtLength(at).matrixTransform(line.getScreenCTM())
+    strokes.push([line.className.baseVal, new DOMRect(p.x, p.y, 0, 0)]) }
+  const over = (p, q) => Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) >= 0 &&
+    Math.min(p.right, q.right) - Math.max(p.left, q.left) >= 0
+  const inner = r => new DOMRect(r.x + 1.5, r.y + 1.5, r.width - 3, r.height - 3)
+  return labels.flatMap(([a, p], i) => [...labels.slice(i + 1), ...strokes]
+    .filter(([_, q]) => over(inner(p), q)).map(([b]) => `${a} on ${b}`)) })"""
 TIP = """e => { const s = getComputedStyle(e, '::after'); return [s.content, s.position] }"""
 
 
@@ -125,12 +139,9 @@ def test_the_keyboard_shows_it_too(shown: Any) -> None:
 
 
 def test_labels_of_charts_and_bars_do_not_overlap(shown: Any) -> None:
-    overlaps = shown.evaluate("""() => [...document.querySelectorAll('.plot svg')].flatMap(svg => {
-      const boxes = [...svg.querySelectorAll('text.name')].map(e => [e.textContent, e.getBoundingClientRect()])
-      const over = (p, q) => Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4
-      return boxes.flatMap(([a, p], i) =>
-        boxes.slice(i + 1).filter(([_, q]) => over(p, q)).map(([b]) => `${a} on ${b}`)) })""")
-    assert overlaps == []
+    shown.evaluate("() => document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert shown.locator(".plot text.at").count() >= 3
+    assert shown.evaluate(OVERLAPS) == []
     assert shown.evaluate(CUT) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from matplotlib.figure import Figure
 from slipstream_client.report.curves import load_panels
 from slipstream_client.report.explain import Bars, request_time_bars, slot_bars
 from slipstream_client.report.formats import short
-from slipstream_client.report.plot import Line, Panel, spread
+from slipstream_client.report.labels import spread
+from slipstream_client.report.plot import Panel
 from slipstream_client.report.series import styles_of
 from slipstream_client.report.study import Study
 
-LABEL_LIMIT = 24  # characters
+LABEL_LIMIT, SUBTITLE, NOTE = 24, 92, 115  # characters: of a name, of a subtitle over the whole width, of a note
 INK, MUTED, RULE = "#1c1e21", "#5f6670", "#dfe2e6"
 _SETTINGS: Any = {
     "font.size": 11,
@@ -61,32 +63,29 @@ def _draw_panels(study: Study, keys: Sequence[str]) -> Figure:
     panels = {panel.key: panel for panel in (load_panels(study, study.main) if study.main else [])}
     figure = Figure(figsize=(9, 4.4), layout="constrained")
     found = figure.subplots(1, len(keys), squeeze=False)[0]
-    lines = max((_subtitle(panels[key]).count("\n") for key in keys if key in panels), default=0)
+    subtitles = {key: textwrap.fill(panels[key].subtitle, SUBTITLE // len(keys)) for key in keys if key in panels}
+    lines = max((subtitle.count("\n") for subtitle in subtitles.values()), default=0)
     for axes, key in zip(found, keys, strict=True):
-        _panel(axes, panels.get(key), study, lines)
+        # Filled up, so that the titles stand at one height.
+        subtitle = subtitles.get(key, "")
+        _panel(axes, panels.get(key), study, subtitle + "\n" * (lines - subtitle.count("\n")))
     notes = sorted({panel.note for key in keys if (panel := panels.get(key)) and panel.note})
     if notes:
-        figure.supxlabel(" ".join(notes), fontsize=10, color=MUTED)
+        figure.supxlabel(textwrap.fill(" ".join(notes), NOTE), fontsize=10, color=MUTED, x=0.01, ha="left")
     return figure
 
 
-def _subtitle(panel: Panel) -> str:
-    return panel.subtitle.replace("; no stream", ";\nno stream")
-
-
-def _panel(axes: Axes, panel: Panel | None, study: Study, lines: int) -> None:
+def _panel(axes: Axes, panel: Panel | None, study: Study, subtitle: str) -> None:
     if panel is None:
         axes.text(0.5, 0.5, "nothing to show", transform=axes.transAxes, ha="center", color=MUTED)
         axes.set(xticks=[], yticks=[])
         return
-    subtitle = _subtitle(panel)
-    subtitle += "\n" * (lines - subtitle.count("\n"))  # so that the titles stand at one height
-    axes.set_title(f"{panel.title}\n" + "\n" * lines, loc="left", fontsize=12, fontweight="bold")
+    axes.set_title(f"{panel.title}\n" + "\n" * subtitle.count("\n"), loc="left", fontsize=12, fontweight="bold")
     axes.text(0, 1.03, subtitle, transform=axes.transAxes, color=MUTED, fontsize=10)
     styles = styles_of(study.variants)
     highest = [mark.high or mark.y for line in panel.lines for mark in line.marks]
     top = max([*highest, *(rule.at for rule in panel.rules if not rule.upright)]) * 1.12 or 1.0
-    ends: list[tuple[float, Line]] = []
+    ends: list[tuple[float, str, str]] = []
     for line in panel.lines:
         if not line.marks:
             continue
@@ -98,12 +97,11 @@ def _panel(axes: Axes, panel: Panel | None, study: Study, lines: int) -> None:
         for mark in line.marks:
             face = "white" if mark.hollow else style.light
             axes.plot(mark.x, mark.y, style.marker, color=style.light, ms=7, mfc=face, clip_on=False, zorder=4)
-        ends.append((line.marks[-1].y, line))
+        ends.append((line.marks[-1].y, f"{_label(line.name)} {short(line.marks[-1].y)}", style.light))
     for rule in panel.rules:
         if not rule.upright:
             axes.axhline(rule.at, color=MUTED, ls=":", lw=1.2)
-            where = (0.01, rule.at)
-            axes.annotate(rule.label, where, xycoords=("axes fraction", "data"), color=MUTED, fontsize=9, va="bottom")
+            ends.append((rule.at, rule.label, MUTED))
     axes.set_ylim(0, top)
     axes.margins(x=0.03)
     if panel.x_ticks:
@@ -113,12 +111,10 @@ def _panel(axes: Axes, panel: Panel | None, study: Study, lines: int) -> None:
         axes.minorticks_off()
     axes.grid(axis="y")
     axes.set_xlabel(panel.x_title)
-    ends.sort(key=lambda end: end[0])
-    places = spread([value for value, _ in ends], top * 0.075, top * 0.0375, top)
-    for (value, line), place in zip(ends, places, strict=True):
+    ends.sort()
+    places = spread([value for value, _, _ in ends], top * 0.075, top * 0.0375, top)
+    for (_, text, colour), place in zip(ends, places, strict=True):
         where = (1.02, place)
-        colour = styles[line.name].light
-        text = f"{_label(line.name)} {short(value)}"
         axes.annotate(text, where, xycoords=("axes fraction", "data"), va="center", color=colour, fontsize=10)
 
 

@@ -6,16 +6,23 @@ placed in per cent: they need no script, and their text keeps its size on a narr
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
+from slipstream_client.report.labels import Room, spread
+
 WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 46, 104, 14, 42
 LABEL_LIMIT = 15  # characters
 LABEL_GAP = 15
+NAME_SIZE, LOAD_SIZE = 12.5, 11.0  # as in the style sheet
+NEAR = 20  # units from the right: a line that ends there is named beside the plot
+APART = 16  # units within which the label of one mark speaks for the other
+MARKER = 4.2
 TOUCHING = 10  # units within which two marks are one place for the pointer
 
 
@@ -124,20 +131,6 @@ def round_ticks(high: float, steps: int = 5, low: float = 0.0) -> list[float]:
     return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places for labels as near to the ascending `values` as lets them stand `gap` apart, between `low` and `high`."""
-    places = list(values)
-    for _ in range(200):
-        for at in range(len(places) - 1):
-            overlap = gap - (places[at + 1] - places[at])
-            if overlap > 0:
-                places[at] -= overlap / 2
-                places[at + 1] += overlap / 2
-        if places:
-            places[0], places[-1] = max(places[0], low), min(places[-1], high)
-    return places
-
-
 def _log_ticks(axis: _Axis) -> list[float]:
     """Powers of ten on a logarithmic axis, with 2 and 5 times them where it is short."""
     low, high = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
@@ -151,7 +144,8 @@ class _Drawing:
     panel: Panel
     parts: list[str] = field(default_factory=list)
     hovers: list[Hover] = field(default_factory=list)
-    labels: list[tuple[float, float]] = field(default_factory=list)  # places of marks that have theirs
+    room: Room = field(default_factory=lambda: Room(LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM))
+    labelled: list[tuple[float, float]] = field(default_factory=list)  # places of marks that have a label
 
     def __post_init__(self) -> None:
         panel = self.panel
@@ -175,7 +169,8 @@ class _Drawing:
             self._rule(rule)
         for line in self.panel.lines:
             self._line(line)
-        self._end_labels()
+        self._names()
+        self._loads()
         label = escape(f"{self.panel.title}. {self.panel.subtitle}")
         head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
         return Markup(head + "".join(self.parts) + "</svg>"), self.hovers  # every name in it is escaped
@@ -220,13 +215,14 @@ class _Drawing:
             x = self.x.place(rule.at)
             bottom = HEIGHT - BOTTOM
             self.parts.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+            self.room.strokes.append((x, TOP, x, bottom))
             knee = "knee" if rule.style is None else f"knee s{rule.style}"
             self.parts.append(f'<path class="{knee}" d="M{x - 5:.1f},{TOP - 8}h10l-5,8z"/>')
             self._hover(x, TOP - 4, rule.tip or rule.label)
             return
         y = self.y.place(rule.at)
         self.parts.append(f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        self._text(LEFT + 4, y - 4, rule.label, "tick", "start")
+        self.room.strokes.append((LEFT, y, WIDTH - RIGHT, y))
 
     def _line(self, line: Line) -> None:
         points = [(self.x.place(mark.x), self.y.place(mark.y), mark) for mark in line.marks]
@@ -234,35 +230,56 @@ class _Drawing:
         dashes = ' stroke-dasharray="6 4"' if line.dashed else ""
         if len(points) > 1:
             self.parts.append(f'<path class="line s{line.style}" d="{path}"{dashes}/>')
+            self.room.strokes += [(x, y, *after[:2]) for (x, y, _), after in itertools.pairwise(points)]
         for x, y, mark in points:
             if mark.low is not None and mark.high is not None and mark.high > mark.low:
                 low, high = self.y.place(mark.low), self.y.place(mark.high)
                 self.parts.append(f'<path class="whisker s{line.style}" d="M{x:.1f},{low:.1f}V{high:.1f}"/>')
+                self.room.strokes.append((x, low, x, high))
             if mark.x_low is not None and mark.x_high is not None and mark.x_high > mark.x_low:
                 low, high = self.x.place(mark.x_low), self.x.place(mark.x_high)
                 self.parts.append(f'<path class="whisker s{line.style}" d="M{low:.1f},{y:.1f}H{high:.1f}"/>')
+                self.room.strokes.append((low, y, high, y))
             if not line.bare:
                 hollow = " hollow" if mark.hollow else ""
                 self.parts.append(f'<path class="marker s{line.style}{hollow}" d="{_marker(line.marker, x, y)}"/>')
-            if mark.label and not any(
-                abs(x - ox) < 8 + 6 * len(mark.label) and abs(y - oy) < 13 for ox, oy in self.labels
-            ):
-                self.labels.append((x, y))
-                across = mark.x_low is not None and mark.x_high is not None and mark.x_high > mark.x_low
-                self._text(x + 6, y - 6 if across else y + 4, mark.label, "tick at", "start")
+                reach = 1.25 * MARKER  # of the widest; less high than a label, which crosses its upper or its lower end
+                self.room.strokes += [(x - reach, end, x + reach, end) for end in (y - reach, y + reach)]
             if mark.tip:
                 self._hover(x, y, mark.tip)
 
-    def _end_labels(self) -> None:
-        ends = [(self.y.place(line.marks[-1].y), line) for line in self.panel.lines if line.marks]
-        ends.sort(key=lambda end: end[0])
-        places = spread([place for place, _ in ends], LABEL_GAP, TOP + 4, HEIGHT - BOTTOM)
-        for (_, line), place in zip(ends, places, strict=True):
+    def _names(self) -> None:
+        """Of lines that end in the plot, at their ends where there is room; all others, and of targets, beside it."""
+        beside = [
+            (self.y.place(rule.at), rule.label, "tick") for rule in self.panel.rules if rule.label and not rule.upright
+        ]
+        for line in self.panel.lines:
+            if not line.marks:
+                continue
             name = line.name if len(line.name) <= LABEL_LIMIT else f"{line.name[: LABEL_LIMIT - 1]}…"
-            self._text(WIDTH - RIGHT + 6, place + 4, name, f"name s{line.style}", "start")
+            x, y = self.x.place(line.marks[-1].x), self.y.place(line.marks[-1].y)
+            label = self.room.place(name, x, y, NAME_SIZE) if x < self.x.end - NEAR else None
+            if label:
+                self._text(label.x, label.y, name, f"name s{line.style}", label.anchor)
+            else:
+                beside.append((y, name, f"name s{line.style}"))
+        beside.sort()
+        places = spread([y for y, _, _ in beside], LABEL_GAP, TOP + 4, HEIGHT - BOTTOM)
+        for (_, text, kind), y in zip(beside, places, strict=True):
+            self._text(WIDTH - RIGHT + 6, y + 4, text, kind, "start")
+
+    def _loads(self) -> None:
+        """The labels of marks, each where there is room and no other near by."""
+        for mark in (mark for line in self.panel.lines for mark in line.marks if mark.label):
+            x, y = self.x.place(mark.x), self.y.place(mark.y)
+            if any(abs(x - its_x) < APART and abs(y - its_y) < APART for its_x, its_y in self.labelled):
+                continue
+            if label := self.room.place(mark.label, x, y, LOAD_SIZE):
+                self.labelled.append((x, y))
+                self._text(label.x, label.y, mark.label, "tick at", label.anchor)
 
 
-def _marker(kind: str, x: float, y: float, size: float = 4.2) -> str:
+def _marker(kind: str, x: float, y: float, size: float = MARKER) -> str:
     """The outline of a marker, by matplotlib's letters, so that charts and page look alike."""
     if kind == "o":
         return f"M{x - size:.1f},{y:.1f}a{size},{size} 0 1 0 {2 * size},0a{size},{size} 0 1 0 {-2 * size},0z"
