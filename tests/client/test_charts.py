@@ -15,6 +15,7 @@ import pytest
 
 from simulated_comparison import comparison, fail
 from slipstream_client.report.charts import CHARTS, write_charts
+from slipstream_client.report.curves import load_panels
 from slipstream_client.report.explain import ENGINE_TIME, REQUEST_TIME, SLOTS, Part
 from slipstream_client.report.series import SPARE_STYLES, STYLES, styles_of
 from slipstream_client.report.study import Study
@@ -32,7 +33,7 @@ def texts(name: str, study: Study) -> str:
     """All text of a chart."""
     with matplotlib.rc_context({"text.parse_math": False}):
         figure = CHARTS[name](study)
-    return " | ".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+    return " | ".join(text.get_text().replace("\n", " ") for text in figure.findobj(matplotlib.text.Text))
 
 
 def test_all_pngs_are_written_twice_as_wide_as_they_are_shown(tmp_path: Path) -> None:
@@ -61,6 +62,21 @@ def test_tails_are_called_what_they_are() -> None:
     many = texts("latency_p99", Study(*comparison(("dynamic", "continuous"), ("c16",), count=50)))
     assert "P99, s; lower is better" in many
     assert "no stream: dynamic" in many
+
+
+def test_targets_are_told_in_the_words_of_the_page() -> None:
+    results, requests, steps = comparison()
+    results["plan"]["slo"] = {
+        "chat": {"ttft": 2000.0, "tpot": 200.0, "e2e": None},
+        "ttft:1500": {"ttft": 1500.0, "tpot": None, "e2e": None},
+    }
+    study = Study(results, requests, steps)
+    drawn = texts("latency_p99", study)
+    (panel,) = [panel for panel in load_panels(study, study.families[0]) if panel.key == "ttft_ms"]
+    assert panel.note == "Targets: “chat” (first token within 2 s); first token within 1.5 s."
+    assert [rule.label for rule in panel.rules] == ["target 1.5 s", "target 2 s"]
+    for words in (panel.note, "target 1.5 s", "target 2 s"):
+        assert words in drawn
 
 
 def test_the_explain_chart_has_the_parts_and_totals() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from simulated_comparison import comparison, fail, runs_of
 from slipstream_client.report.curves import distribution_panels, load_panels
+from slipstream_client.report.formats import duration
 from slipstream_client.report.knees import knee_rows
 from slipstream_client.report.plot import (
     BOTTOM,
@@ -154,12 +155,13 @@ def test_targets_are_drawn_where_they_lie_near_and_told_where_they_are_far() -> 
     results, requests, steps = comparison(points=POINTS)
     slowest = max(run["ttft_ms"]["p99"] for run in results["runs"] if run["ttft_ms"])
     for limit in (slowest * 2, slowest * 30):
-        results["plan"]["slo"] = {"chat": {"ttft": limit, "tpot": None, "e2e": None}}
+        results["plan"]["slo"] = {"chat": {"ttft": limit, "tpot": 1.0, "e2e": None}}
         study = Study(results, requests, steps)
         panel = next(p for p in load_panels(study, study.families[0]) if p.key == "ttft_ms")
         near = limit == slowest * 2
         assert [rule.at for rule in panel.rules] == ([limit / 1000] if near else [])
-        assert ("lies above the chart" in panel.note) != near
+        place = "Targets" if near else "Above the chart"
+        assert panel.note == f"{place}: “chat” (first token within {duration(limit)})."
 
 
 def test_knees_that_coincide_share_one_mark() -> None:

@@ -11,7 +11,7 @@ from slipstream_client.report.knees import knee_rules
 from slipstream_client.report.plot import Line, Mark, Panel, Rule
 from slipstream_client.report.series import styles_of
 from slipstream_client.report.study import P99_NEEDS, Cell, Family, Load, Run, Study
-from slipstream_client.report.targets import attainment, slo_title, slo_words
+from slipstream_client.report.targets import attainment, slo_named, slo_title, slo_words
 
 Interval = tuple[float, float]
 
@@ -182,20 +182,19 @@ def _tail_panel(study: Study, family: Family, metric: str, title: str, limit: st
     if metric == "ttft_ms":
         lines = [line for line in lines if line.marks]
     highest = max((mark.high or mark.y for line in lines for mark in line.marks), default=0.0)
-    targets = {name: limits.get(limit) for name, limits in study.slo.items()}
-    rules, far = [], []
-    for name, value in targets.items():
-        if value is not None and value / 1000 <= highest * FAR:
-            rules.append(Rule(value / 1000, _target(name, value)))
-        elif value is not None:
-            given = f"the target “{name}” ({duration(value)})" if ":" not in name else f"the {_target(name, value)}"
-            far.append(f"{given} lies above the chart")
+    targets = {name: {limit: limits[limit]} for name, limits in study.slo.items() if limits.get(limit) is not None}
+    values = {name: limits[limit] or 0.0 for name, limits in targets.items()}
+    near = [name for name in targets if values[name] / 1000 <= highest * FAR]
+    rules = [Rule(value / 1000, f"target {duration(value)}") for value in sorted({values[name] for name in near})]
+    drawn = [slo_named(name, targets[name]) for name in near]
+    far = [slo_named(name, targets[name]) for name in targets if name not in near]
     silent = [v for v in study.variants if v not in {line.name for line in lines}] if metric == "ttft_ms" else []
     named = "P99" if p99 else f"P99, or the largest of fewer than {P99_NEEDS} requests"
     subtitle = f"{named}, s; lower is better" + (f"; no stream: {listed(silent)}" if silent else "")
     panel = _panel(study, family, lines, title, subtitle, metric, knee="latency" if metric == "e2e_ms" else "")
-    notes = " ".join(filter(None, [f"{listed(far)}.".capitalize() if far else "", panel.note]))
-    return replace(panel, rules=[*rules, *panel.rules], note=notes)
+    told = (("Targets", drawn), ("Above the chart", far))
+    notes = [f"{head}: {'; '.join(named)}." for head, named in told if named] + [panel.note]
+    return replace(panel, rules=[*rules, *panel.rules], note=" ".join(filter(None, notes)))
 
 
 def _goodput_words(name: str, limits: dict[str, float | None]) -> tuple[str, str]:
@@ -204,11 +203,6 @@ def _goodput_words(name: str, limits: dict[str, float | None]) -> tuple[str, str
     if title == words:
         return "Goodput", f"requests/s with {words}"
     return f"Goodput, target “{title}”", f"requests/s within it: {words}"
-
-
-def _target(name: str, value: float) -> str:
-    """One limit of a target, as short as a chart needs."""
-    return f"target “{name}”" if ":" not in name else f"target of {duration(value)}"
 
 
 def _no_interval(cell: Cell) -> None:

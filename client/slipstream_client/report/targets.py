@@ -82,6 +82,11 @@ def slo_words(limits: dict[str, float | None]) -> str:
     return ", ".join(words[key].format(duration(limit)) for key, limit in limits.items() if limit is not None)
 
 
+def slo_named(name: str, limits: dict[str, float | None]) -> str:
+    """ "“chat” (first token within 2 s)"; limits that were given as such have no other name."""
+    return slo_words(limits) if ":" in name else f"“{name}” ({slo_words(limits)})"
+
+
 def slo_title(name: str, limits: dict[str, float | None]) -> str:
     """What a target is called: a preset by its name, and limits that were given as such by themselves."""
     return slo_words(limits) if ":" in name else name
