@@ -126,18 +126,21 @@ def test_the_slo_knee_is_the_last_load_that_surely_keeps_it() -> None:
     # Wilson's lower ends: 0.963, 0.930, 0.848; the fourth load keeps it again, but behind one that does not.
     knee = slo_knee([1, 2, 4, 8], [100, 98, 91, 100], [100, 100, 100, 100])
     assert knee["at"] == 2.0
-    assert knee["confidence"] == "attainment 0.98 (0.93 to 0.99) at 2, 0.91 (0.84 to 0.95) at 4"
+    assert knee["confidence"] == "attainment 98.0% (93.0% to 99.4%) at 2, 91.0% (83.8% to 95.2%) at 4"
 
 
 def test_an_slo_that_is_kept_everywhere_or_nowhere_has_no_knee() -> None:
     everywhere = slo_knee([1, 2], [100, 100], [100, 100])
-    assert everywhere == {"at": None, "reason": "kept at every load: 1.00 (0.96 to 1.00) at 2", "at_least": 2.0}
-    assert slo_knee([1, 2], [20, 100], [100, 100])["reason"].startswith("not surely kept at the lowest load: 0.20")
+    reason = "attainment is surely 90% at every load: 100.0% (96.3% to 100.0%) at 2"
+    assert everywhere == {"at": None, "reason": reason, "at_least": 2.0}
+    nowhere = slo_knee([1, 2], [20, 100], [100, 100])["reason"]
+    assert nowhere == "attainment is not surely 90% at the lowest load: 20.0% (13.3% to 28.9%) at 1"
     assert slo_knee([], [], [])["reason"] == "no load was measured"
 
 
 def test_a_few_good_requests_prove_no_attainment() -> None:
-    assert slo_knee([1], [34], [34])["reason"] == "not surely kept at the lowest load: 1.00 (0.90 to 1.00) at 1"
+    reason = slo_knee([1], [34], [34])["reason"]
+    assert reason == "attainment is not surely 90% at the lowest load: 100.0% (89.8% to 100.0%) at 1"
     assert slo_knee([1], [35], [35])["at_least"] == 1.0  # 35 / (35 + 1.96 squared) = 0.901
 
 
@@ -182,7 +185,7 @@ def test_invalid_runs_and_replayed_traces_have_no_place_on_the_load_axis() -> No
     assert knees(runs)["dynamic/mixed"]["throughput"]["reason"].startswith("3 loads were measured")
     only_trace = knees([run(1.0, kind="trace")])["dynamic/mixed"]
     assert only_trace["latency"]["reason"].startswith("0 loads were measured")
-    assert only_trace["slo"] == {"at": None, "reason": "no SLO was asked for"}
+    assert only_trace["slo"] == {"at": None, "reason": "no target was given"}
 
 
 def test_rates_and_concurrencies_are_not_mixed() -> None:

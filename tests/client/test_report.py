@@ -12,6 +12,8 @@ from report_page import Page, write_page
 from simulated_comparison import MODEL_NOTE, comparison, conclude, fail, runs_of
 from slipstream_client.comparison.statistics import summarise_runs
 from slipstream_client.load.records import RequestRecord
+from slipstream_client.report.csv_file import write_requests_csv
+from slipstream_client.report.study import Study
 
 RESULT_COLUMNS = 13
 
@@ -238,6 +240,20 @@ def test_workload_environment_command_and_definitions_are_printed(page) -> None:
         "token-slots ÷ (useful decode + useful prefill)",
     ):
         assert formula in text
+
+
+def test_what_the_csv_and_the_knees_name_is_explained(page, tmp_path: Path) -> None:
+    results, requests, steps = comparison(count=12)
+    shown = page(results, requests, steps)
+    table = write_requests_csv(Study(results, requests, steps), tmp_path / "requests.csv")
+    columns = table.read_text().splitlines()[0].split(",")
+    times = [name for name in columns if name in ("intended", "sent", "first", "last") or name.endswith("_ms")]
+    assert len(times) == 14
+    assert [name for name in times if f"<code>{name}</code>" not in shown.html] == []
+    target = "target “chat” (first token within 2 s, 200 ms for each further token): last load that surely keeps it"
+    assert target in [cell for row in shown.rows for cell in row]
+    assert "the attainment of the first target is surely at least 90%" in shown.text
+    assert "Bayesian information criterion, BIC" in shown.text
 
 
 def test_the_tuning_grid_shows_what_was_tried_and_what_was_chosen(page) -> None:

@@ -95,15 +95,17 @@ def slo_knee(loads: Sequence[float], good: Sequence[int], sent: Sequence[int]) -
         return _none("no load was measured")
     intervals = [wilson_interval(*counts) for counts in zip(good, sent, strict=True)]
     seen = [
-        f"{kept / total if total else 0:.2f} ({low:.2f} to {high:.2f}) at {load:g}"
+        f"{kept / total if total else 0:.1%} ({low:.1%} to {high:.1%}) at {load:g}"
         for load, kept, total, (low, high) in zip(loads, good, sent, intervals, strict=True)
     ]
     surely = [low >= LEAST_ATTAINMENT for low, _ in intervals]
     missed = surely.index(False) if False in surely else None
     if missed is None:
-        return _none(f"kept at every load: {seen[-1]}") | {"at_least": float(loads[-1])}
+        return _none(f"attainment is surely {LEAST_ATTAINMENT:.0%} at every load: {seen[-1]}") | {
+            "at_least": float(loads[-1])
+        }
     if missed == 0:
-        return _none(f"not surely kept at the lowest load: {seen[0]}")
+        return _none(f"attainment is not surely {LEAST_ATTAINMENT:.0%} at the lowest load: {seen[0]}")
     return {
         "at": float(loads[missed - 1]),
         "confidence": f"attainment {seen[missed - 1]}, {seen[missed]}",
@@ -120,7 +122,7 @@ def _knees_of(runs_at: Mapping[float, Sequence[Mapping[str, Any]]], slo: str | N
         "latency": latency_knee(loads, throughputs, latencies, seed=seed),
     }
     if slo is None:
-        return found | {"slo": _none("no SLO was asked for")}
+        return found | {"slo": _none("no target was given")}
     kept = {
         count: [sum(run["slo"][slo][count] for run in runs_at[load]) for load in loads] for count in ("good", "sent")
     }

@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
+from slipstream_client.comparison.knees import LEAST_ATTAINMENT
 from slipstream_client.report import curves, formats, sweep
 from slipstream_client.report.batching import batching_doubt, mean_batch
 from slipstream_client.report.changes import Change
@@ -38,7 +39,7 @@ from slipstream_client.report.series import styles_of
 from slipstream_client.report.setting import batchers, machine
 from slipstream_client.report.study import METRICS, P99_NEEDS, SWEEP_PREFIX, Cell, Family, Load, Record, Study
 from slipstream_client.report.summary import headline, how_sure, paragraph
-from slipstream_client.report.targets import attainment, slo_title, slo_words
+from slipstream_client.report.targets import attainment, slo_named, slo_title, slo_words
 from slipstream_client.report.timeline import SHOWN, ticks, timeline
 from slipstream_client.report.verdicts import Difference, difference
 
@@ -182,6 +183,8 @@ def _context(study: Study, changes: Sequence[Change] | None) -> dict[str, Any]:
         "command": shlex.join(results.get("command") or []),
         "slo_titles": {name: slo_title(name, limits) for name, limits in study.slo.items()},
         "slo_words": {name: slo_words(limits) for name, limits in study.slo.items()},
+        "slo_named": {name: slo_named(name, limits) for name, limits in study.slo.items()},
+        "least_attainment": LEAST_ATTAINMENT,
         "differences_shown": DIFFERENCES_SHOWN,
         "p99_needs": P99_NEEDS,
     }
