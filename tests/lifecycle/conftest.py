@@ -36,6 +36,7 @@ def spare(shared_spare: Spare) -> Iterator[Spare]:
     """The server to be broken; every test leaves it whole again."""
     require_running(shared_spare.server)
     yield shared_spare
+    require_running(shared_spare.server)
     wait_until_at_rest(shared_spare.server, {ENGINES[model] for model in shared_spare.server.models})
 
 

@@ -86,9 +86,8 @@ class Served(SimpleNamespace):
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[Serving]:
     """`slipstream serve` with the model `continuous` and few seats."""
-    running = Serving(
-        tmp_path / "log", "--models", "continuous", SLIPSTREAM_MAX_NUM_SEQS=str(SEATS), SLIPSTREAM_THREADS="1"
-    )
+    options = ("--models", "continuous", "--drain-seconds", "120")
+    running = Serving(tmp_path / "log", *options, SLIPSTREAM_MAX_NUM_SEQS=str(SEATS), SLIPSTREAM_THREADS="1")
     yield running
     running.kill()
 

@@ -31,6 +31,7 @@ def server(shared_server: TritonServer, first_pids: dict[str, int]) -> Iterator[
     """The server with all five models; every test leaves the same processes behind, and nothing that runs."""
     require_running(shared_server)
     yield shared_server
+    require_running(shared_server)
     wait_until_at_rest(shared_server, first_pids)
     assert engine_pids(shared_server) == first_pids
 

@@ -102,7 +102,6 @@ def wait_until_at_rest(server: TritonServer, engines: Iterable[str], seconds: fl
     engines = list(engines)
 
     def at_rest() -> bool:
-        require_running(server)
         try:
             statuses = [engine_status(server, engine) for engine in engines]
         except control.EngineUnreachable:  # it is being started again

@@ -47,7 +47,7 @@ def test_killed_and_gone_on_with_it_has_every_answer_once_and_each_is_the_direct
     source, out = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
     command = [*SLIPSTREAM, "batch", str(source), str(out), "--url", server.grpc_url, "--concurrency", "4"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 3, "three requests are answered")
+    wait_until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 3, "three requests are answered", seconds=120)
     process.kill()
     process.wait()
     before = out.read_bytes()

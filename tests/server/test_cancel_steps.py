@@ -145,6 +145,9 @@ def test_a_deadline_in_the_queue_is_kept_to_the_step(server: TritonServer) -> No
         sent = monotonic()
         with pytest.raises(Refused, match=r"still in the queue after [\d.]+ s; 0.3 s were allowed") as error:
             ask(server, "continuous", PROMPTS[0], timeout_ms=300)
+        # The step that ended it is recorded when it is over, and the refusal was there before.
+        refused = monotonic()
+        wait_until(lambda: step_records(server, since=refused), "a step has begun and ended since the refusal")
         records = step_records(server, since=sent)
     waited_s = float(error.value.text.partition(" after ")[2].partition(" s;")[0])
     assert waited_s >= 0.3
