@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from simulated_comparison import Data, comparison, fail, runs_of
 from slipstream_client import cli
+from slipstream_client.comparison.request_figures import tpot_ms
 from slipstream_client.errors import SlipstreamError
+from slipstream_client.load.records import RequestRecord
 from slipstream_client.report.csv_file import write_requests_csv
 from slipstream_client.report.files import read_folder, write_all
 from slipstream_client.report.study import Study
@@ -112,6 +114,16 @@ def test_the_csv_has_every_request_with_its_figures(tmp_path: Path) -> None:
             assert float(row["tpot_ms"]) == pytest.approx(decode / (record["output_tokens"] - 1), abs=0.001)
         parts = sum(float(row[f"{kind}_ms"]) for kind in ("client", "waiting", "prefill", "decode", "held", "first"))
         assert parts == pytest.approx(float(row["e2e_intended_ms"]), abs=0.01)
+
+
+def test_the_csv_and_the_figures_mean_the_same_by_tpot_where_the_first_chunk_has_several_tokens(tmp_path: Path) -> None:
+    results, requests, steps = small()
+    record = next(each for each in requests if each["first"] is not None and each["output_tokens"] > 3)
+    (first, one), (_, two), *later = record["chunks"]
+    record["chunks"] = [[first, one + two], *later]
+    path = write_requests_csv(Study(results, requests, steps), tmp_path / "requests.csv")
+    (row,) = (row for row in csv.DictReader(path.open(newline="")) if row["id"] == record["id"])
+    assert float(row["tpot_ms"]) == pytest.approx(tpot_ms(RequestRecord(**record)), abs=0.001)
 
 
 def test_the_trace_has_one_process_a_run_with_its_steps_and_requests(tmp_path: Path) -> None:

@@ -38,10 +38,9 @@ def _row(run: Run, record: Record) -> dict[str, Any]:
     row["e2e_intended_ms"] = _milliseconds(record["intended"], last)
     if first is not None:
         row["ttft_ms"] = _milliseconds(record["sent"], first)
-        carrying = [(at, count) for at, count in record["chunks"] if count]
-        later = tokens - carrying[0][1] if carrying else 0
-        if later > 0:
-            row["tpot_ms"] = round((carrying[-1][0] - first) * 1000 / later, 3)
+        if tokens > 1:
+            end = max(at for at, count in record["chunks"] if count)
+            row["tpot_ms"] = round((end - first) * 1000 / (tokens - 1), 3)
     for kind in _PHASES:
         row[f"{kind}_ms"] = round(sum(p.seconds for p in phases(record, run) if p.kind == kind) * 1000, 3)
     return row
