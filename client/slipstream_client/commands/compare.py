@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -310,10 +309,11 @@ def _server(
         return
     # The server is imported where it is needed: a comparison with --url does without it.
     from slipstream_client.server.model_repository import find_repository
+    from slipstream_client.server.paths import scratch_folder
     from slipstream_client.server.tritonserver import TritonServer
 
-    with tempfile.TemporaryDirectory(prefix="slipstream-") as scratch:
-        repository = Path(scratch) / "model_repository"
+    with scratch_folder() as scratch:
+        repository = scratch / "model_repository"
         derive_repository(find_repository(), ours, repository)
         with TritonServer(
             models=list(dict.fromkeys(variant.served_name for variant in ours)),
