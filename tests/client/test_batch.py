@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import re
 import resource
 import signal
@@ -281,6 +282,32 @@ def test_three_files_must_be_three(triton: FakeTriton, files: Files) -> None:
     ):
         result = CliRunner().invoke(cli.app, ["batch", *more, "--url", triton.url])
         assert str(result.exception) == "requests, answers and log need three different files"
+
+
+@pytest.mark.parametrize("name", ["", ".", "/"])
+def test_answers_without_a_file_name_are_refused(files: Files, name: str) -> None:
+    files.ask_for(1)
+    result = CliRunner().invoke(cli.app, ["batch", str(files.input), name, "--url", "127.0.0.1:1"])
+    assert str(result.exception) == f"{Path(name)} is no file"
+
+
+def test_outputs_that_differ_in_their_ending_have_a_log_each(triton: FakeTriton, files: Files) -> None:
+    files.ask_for(1)
+    for ending in ("a", "b"):
+        output = files.output.with_suffix(f".{ending}")
+        result = CliRunner().invoke(cli.app, ["batch", str(files.input), str(output), "--url", triton.url])
+        assert result.exit_code == 0, result.output
+        assert len(Path(f"{output}.log.jsonl").read_text().splitlines()) == 1
+    assert not files.log.exists()
+
+
+def test_a_log_may_go_to_a_pipe(files: Files) -> None:
+    os.mkfifo(files.log)
+    with contextlib.closing(RequestLog(files.log)) as log:
+        reader = os.open(files.log, os.O_RDONLY)
+        log.append({"id": "a"})
+        assert os.read(reader, 100) == b'{"id": "a"}\n'
+        os.close(reader)
 
 
 def test_another_batch_on_the_same_output_is_refused(triton: FakeTriton, files: Files) -> None:

@@ -62,6 +62,14 @@ def test_only_what_both_have_and_nothing_that_failed_is_compared() -> None:
     assert {(change.variant, change.point) for change in changes} == {("dynamic", "c4")}
 
 
+def test_a_name_is_shown_as_it_stands_whatever_it_would_mean_as_markup() -> None:
+    now = comparison(("dynamic", "[/red]"), ("c4",), count=6)[0]
+    console = Console(file=io.StringIO(), width=160)
+    console.print(changes_table(baseline_changes(now, now)))
+    assert isinstance(console.file, io.StringIO)
+    assert "[/red]" in console.file.getvalue()
+
+
 def test_the_page_and_the_terminal_show_them(tmp_path: Path) -> None:
     now, requests, steps = comparison(("dynamic", "continuous"), ("c4",), count=12)
     earlier = copy.deepcopy(now)

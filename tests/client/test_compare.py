@@ -21,7 +21,9 @@ from slipstream_client import cli
 from slipstream_client.comparison.environment import describe_environment, describe_server
 from slipstream_client.comparison.estimate import run_seconds
 from slipstream_client.load.arrivals import OpenLoop, offered_sha256
+from slipstream_client.load.records import RequestRecord, write_records
 from slipstream_client.load.workload import make_workload
+from slipstream_client.report.files import read_folder
 from slipstream_client.tensors import ModelContract
 
 RUN_KEYS = """id variant model executor streams workload load point repeat clock_offset_s valid invalid_because
@@ -241,6 +243,46 @@ def test_what_cannot_be_written_is_shown_all_the_same(
     assert "dynamic" in result.stdout
     assert "report:" not in result.stdout
     assert str(result.exception) == f"cannot write to {tmp_path}: No space left on device"
+
+
+def test_a_full_disk_leaves_the_runs_that_were_complete(
+    triton: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_up(path: Path, records: list[RequestRecord]) -> None:
+        write_records(path, records)
+        if {record.run for record in records} != {"dynamic/fixed:3,4/c1/1"}:
+            path.write_text(path.read_text()[:-9])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("slipstream_client.comparison.comparison.write_records", fill_up)
+    result = compare(triton, tmp_path, "--concurrency", "1", "--requests", "2", "--batchers", "dynamic,continuous")
+    assert str(result.exception) == f"cannot write to {tmp_path}: No space left on device"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["requests.jsonl", "results.json", "steps.jsonl"]
+    results, requests, _ = read_folder(tmp_path)
+    assert results["interrupted"] is True
+    assert [run["variant"] for run in results["runs"]] == ["dynamic"]
+    assert [record["run"] for record in requests] == ["dynamic/fixed:3,4/c1/1"] * 2
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_interrupted_before_a_run_was_complete_it_leaves_an_earlier_comparison_alone(
+    triton: FakeTriton, tmp_path: Path
+) -> None:
+    arguments = ("--concurrency", "1", "--requests", "1", "--batchers", "dynamic")
+    assert compare(triton, tmp_path, *arguments).exit_code == 0
+    earlier = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    stalled = threading.Event()
+
+    def script(received: Received) -> list[Say | Fail | Wait]:
+        stalled.set()
+        return [Wait(30.0)]
+
+    triton.script = script
+    with interrupt_when(stalled, again_after_s=60.0, number=signal.SIGINT):
+        result = compare(triton, tmp_path, *arguments)
+    assert result.exit_code == 130
+    assert "interrupted: no run was complete" in result.stderr
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == earlier
 
 
 @pytest.mark.usefixtures("no_pages")

@@ -77,6 +77,7 @@ def test_an_open_loop_is_asked_for_by_its_rate() -> None:
         (LoadFlags(request_rate="1", trace="x.csv"), "--request-rate and --trace exclude each other"),
         (LoadFlags(max_concurrency=3), "--max-concurrency bounds --request-rate or --trace"),
         (LoadFlags(concurrency="0"), "--concurrency"),
+        (LoadFlags(concurrency=""), "--concurrency '' is no list of whole numbers"),
         (LoadFlags(request_rate="-1"), "--request-rate"),
     ],
 )
@@ -105,6 +106,7 @@ def test_counts_that_are_not_given_grow_with_the_load() -> None:
     assert counts(LoadFlags(concurrency="1,4,16")) == [12, 24, 48]
     assert counts(LoadFlags(request_rate="0.1,2")) == [24, 60]
     assert counts(LoadFlags(request_rate="inf")) == [24]
+    assert counts(LoadFlags(request_rate="1e308")) == [24]
 
 
 def test_the_variance_sweep_keeps_the_mean_and_spreads_the_lengths() -> None:

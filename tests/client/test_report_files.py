@@ -79,16 +79,34 @@ def test_a_folder_without_steps_has_none(tmp_path: Path) -> None:
         ("results.json", '{"version": 1}', "is of version 1; this program reads version 2"),
         ("results.json", "[]", "is of version None"),
         ("results.json", "{", "cannot be read"),
+        ("results.json", "[" * 100_000, "results.json cannot be read: maximum recursion depth exceeded"),
+        ("results.json", '{"version": 2}', "does not hold what a comparison writes .KeyError: 'runs'"),
         ("requests.jsonl", '{"a": 1}\n{', "requests.jsonl, line 2, cannot be read"),
+        ("requests.jsonl", "null\n", "requests.jsonl, line 1, is no JSON object"),
+        ("requests.jsonl", '{"a": 1}\n', "does not hold what a comparison writes .KeyError: 'phase'"),
+        ("requests.jsonl", None, "requests.jsonl has 0 of the 6 requests of dynamic/mixed/c4/0"),
+        ("steps.jsonl", "\udcff\n", "steps.jsonl, line 1, cannot be read: 'utf-8' codec"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, name: str, content: str | None, words: str) -> None:
     write_folder(tmp_path / "one", small())
     (tmp_path / "one" / name).unlink()
     if content is not None:
-        (tmp_path / "one" / name).write_text(content)
+        (tmp_path / "one" / name).write_text(content, errors="surrogateescape")
     with pytest.raises(SlipstreamError, match=words):
         read_folder(tmp_path / "one")
+
+
+def test_damaged_figures_are_said_in_one_line(tmp_path: Path) -> None:
+    results, requests, steps = small()
+    write_folder(tmp_path / "whole", (results, requests, steps))
+    results["runs"][0]["output_tokens_per_s"] = "fast"
+    write_folder(tmp_path / "damaged", (results, requests, steps))
+    for arguments in (["damaged"], ["whole", "--baseline", "damaged"]):
+        folders = [each if each.startswith("--") else str(tmp_path / each) for each in arguments]
+        result = CliRunner().invoke(cli.app, ["report", *folders])
+        assert isinstance(result.exception, SlipstreamError)
+        assert str(result.exception).startswith(f"{tmp_path / 'damaged'} does not hold what a comparison writes (")
 
 
 def test_the_csv_has_every_request_with_its_figures(tmp_path: Path) -> None:

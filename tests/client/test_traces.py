@@ -56,6 +56,8 @@ def test_a_column_is_found_by_its_name(tmp_path: Path) -> None:
         ("t.csv", ("1", "inf"), "t.csv line 2: timestamp is 'inf'"),
         ("t.csv", ("1", "2023-13-01 00:00:00"), "t.csv line 2: timestamp is '2023-13-01 00:00:00'"),
         ("t.csv", ("1", "2023-11-01 00:00:00+01:00"), "t.csv line 2: timestamp is '2023-11-01 00:00:00+01:00'"),
+        ("t.csv", ("1", "2" * 131073), "t.csv is no CSV: field larger than field limit (131072)"),
+        ("t.jsonl", ('{"arrival": 1' + "0" * 400 + "}",), "t.jsonl line 1: arrival is 1000"),
         ("t.jsonl", ('{"arrival": 1}', '{"prompt": "a"}'), "t.jsonl line 2 has neither timestamp nor arrival"),
         ("t.jsonl", ('{"arrival": true}',), "t.jsonl line 1: arrival is True; allowed: seconds from 0"),
     ],

@@ -253,6 +253,27 @@ def test_folders_of_owners_that_were_killed_are_removed_by_the_next_start(
     assert made.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_scratch_folder_goes_with_its_block_or_where_its_owner_was_killed_with_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths.tempfile, "tempdir", str(tmp_path))
+    with paths.scratch_folder() as folder:
+        made = paths.make_server_folder(longest=100)
+        assert set(tmp_path.iterdir()) == {made, folder}
+    made.rmdir()
+    killed = """
+import os
+from slipstream_client.server import paths
+scratch = paths.scratch_folder()
+scratch.__enter__()
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", killed], env=os.environ | {"TMPDIR": str(tmp_path)}, check=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    made = paths.make_server_folder(longest=100)
+    assert list(tmp_path.iterdir()) == [made]
+
+
 def test_unknown_models_and_folders_without_models_are_refused(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(RepositoryError, match=r"no model 'eco' in .*; there are broken, echo, "):
         TritonServer(["eco"], repository=repository)

@@ -66,7 +66,9 @@ def batch(
     """
     if url is not None and (model is not None or device is not None):
         raise SlipstreamError("--model and --device are the server's: they cannot be changed with --url")
-    log = log or answers.with_suffix(".log.jsonl")
+    if not answers.name:
+        raise SlipstreamError(f"{answers} is no file")
+    log = log or _beside(answers, ".log.jsonl")
     _require_different_files(requests, answers, log)
     notes = Console(stderr=True)
     source = _checked(requests, max_tokens, notes)
@@ -103,6 +105,11 @@ def _checked(path: Path, max_tokens: int | None, notes: Console) -> InputFile:
         raise
 
 
+def _beside(answers: Path, ending: str) -> Path:
+    """The file of that ending which belongs to these answers and to no others."""
+    return answers.with_name(answers.name.removesuffix(".jsonl") + ending)
+
+
 def _require_different_files(*paths: Path) -> None:
     resolved = [path.resolve() for path in paths]
     if len(set(resolved)) < len(resolved):
@@ -128,7 +135,7 @@ def _server(
         http_port=0,
         grpc_port=0,
         metrics_port=0,
-        log_path=answers.with_suffix(".tritonserver.log"),
+        log_path=_beside(answers, ".tritonserver.log"),
     ) as server:
         yield server.grpc_url, server.require_running
 

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from slipstream_client.comparison.variants import Variant, derive_repository, pa
 from slipstream_client.errors import SlipstreamError
 from slipstream_client.interruption import ended_as_by_ctrl_c
 from slipstream_client.report.changes import baseline_changes
-from slipstream_client.report.files import read_results
+from slipstream_client.report.files import read_earlier
 from slipstream_client.report.study import Study
 
 _SERVER_START_S = 20
@@ -138,6 +137,7 @@ def compare(
             "--repeats",
             "--trials",
             min=1,
+            max=1000,
             help="Runs of each variant at each load; 2 tell the noise.",
             rich_help_panel=_MEASURED,
         ),
@@ -227,7 +227,7 @@ def compare(
         seed=seed,
         slos=tuple(dict.fromkeys([*map(parse_slo, goodput or []), *PRESETS.values()])),
     )
-    earlier = None if baseline is None else read_results(baseline)
+    earlier = None if baseline is None else read_earlier(baseline)
     folder = out or Path("results") / time.strftime("compare-%Y%m%d-%H%M%S")
     notes = Console(stderr=True)
     with (
@@ -243,7 +243,9 @@ def compare(
             unwritten = _run(comparison, tune)
     study = Study(comparison.results, comparison.request_lines(), comparison.steps)
     changes = None if earlier is None else baseline_changes(study.results, earlier)
-    pages, unwritten = (None, unwritten) if unwritten else write_pages(study, folder, changes)
+    pages = None
+    if comparison.results["runs"] and unwritten is None:
+        pages, unwritten = write_pages(study, folder, changes)
     show(comparison, study, changes, pages, as_json, notes)
     if unwritten:
         raise SlipstreamError(f"cannot write to {folder}: {unwritten.strerror}")
@@ -307,10 +309,11 @@ def _server(
         return
     # The server is imported where it is needed: a comparison with --url does without it.
     from slipstream_client.server.model_repository import find_repository
+    from slipstream_client.server.paths import scratch_folder
     from slipstream_client.server.tritonserver import TritonServer
 
-    with tempfile.TemporaryDirectory(prefix="slipstream-") as scratch:
-        repository = Path(scratch) / "model_repository"
+    with scratch_folder() as scratch:
+        repository = scratch / "model_repository"
         derive_repository(find_repository(), ours, repository)
         with TritonServer(
             models=list(dict.fromkeys(variant.served_name for variant in ours)),

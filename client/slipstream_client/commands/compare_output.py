@@ -52,15 +52,18 @@ def show(
             console.print(doubt, highlight=False, markup=False)
         if changes is not None:
             console.print(changes_table(changes))
-        console.print(_quality_text(results["quality"]), highlight=False)
+        console.print(_quality_text(results["quality"]), highlight=False, markup=False)
     mismatches = comparison.input_mismatches()
     if mismatches:
-        notes.print(f"{len(mismatches)} prompts had another number of tokens than meant, first {mismatches[0]}")
+        notes.print(
+            f"{len(mismatches)} prompts had another number of tokens than meant, first {mismatches[0]}", markup=False
+        )
     errors = dict.fromkeys(record.error for record in comparison.records if record.error)
     for error in list(errors)[:5]:
         notes.print(f"failed: {error}", markup=False)
     if results["interrupted"]:
-        notes.print("interrupted: the results hold the runs that were complete")
+        held = "the results hold the runs that were complete" if results["runs"] else "no run was complete"
+        notes.print(f"interrupted: {held}")
     if report is not None:
         (notes if as_json else Console()).print(f"report: {report}", highlight=False, soft_wrap=True, markup=False)
 

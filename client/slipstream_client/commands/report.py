@@ -21,14 +21,17 @@ def report(
     """Write report.html, the charts, requests.csv and trace.json from the files of a comparison."""
     # matplotlib takes a second to import; every other command does without it.
     from slipstream_client.report.changes import baseline_changes, changes_table
-    from slipstream_client.report.files import read_folder, read_results, write_all
+    from slipstream_client.report.files import of_a_comparison, read_earlier, read_folder, write_all
     from slipstream_client.report.study import Study
 
-    study = Study(*read_folder(folder))
-    changes = baseline_changes(study.results, read_results(baseline)) if baseline else None
+    files = read_folder(folder)
+    earlier = read_earlier(baseline) if baseline else None
     console = Console()
     console = console if console.is_terminal else Console(width=160)
-    paths = write_all(study, out or folder, changes)
+    with of_a_comparison(folder):
+        study = Study(*files)
+        changes = None if earlier is None else baseline_changes(study.results, earlier)
+        paths = write_all(study, out or folder, changes)
     if changes is not None:
         console.print(changes_table(changes))
     for path in paths:

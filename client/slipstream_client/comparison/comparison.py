@@ -28,6 +28,7 @@ WARM_UP = "fixed:48,24"
 _WARM_UP_SEED = 999_983  # other texts than the measured ones, so that no cache knows those
 _MOST_WARM_UP = 16
 _SCORING_MODEL = "continuous"  # its answers can have log-probabilities
+_FILES = ("requests.jsonl", "steps.jsonl", "results.json")
 _TUNING_ROUNDS = 2  # requests of each client in a run of the grid
 
 
@@ -68,6 +69,7 @@ class Comparison:
         Raises:
             SlipstreamError: a request does not fit into a model's context; nothing was measured.
         """
+        self.results["interrupted"] = True  # so says what is on disk until the last run is complete
         try:
             self._require_room()
             self._warm_up(tuned=tuned)
@@ -76,19 +78,30 @@ class Comparison:
             for planned in self.plan.runs():
                 self._measure(planned)
                 self.write()
+            self.results["interrupted"] = False
         except KeyboardInterrupt:
-            self.results["interrupted"] = True
+            pass
         self._conclude()
-        self.write()
+        if self.results["runs"]:  # else what an earlier comparison has left in the folder is worth more
+            self.write()
 
     def write(self) -> None:
-        """Write results.json (whole or not at all), requests.jsonl and steps.jsonl."""
-        write_records(self.out / "requests.jsonl", self.records)
-        with (self.out / "steps.jsonl").open("w", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(step) + "\n" for step in self.steps)
-        unfinished = self.out / "results.json.part"
-        unfinished.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
-        os.replace(unfinished, self.out / "results.json")
+        """Write requests.jsonl, steps.jsonl and results.json; where there is no room, what was there before stays.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        requests, steps, results = parts = [self.out / f"{name}.part" for name in _FILES]
+        try:
+            write_records(requests, self.records)
+            with steps.open("w", encoding="utf-8") as lines:
+                lines.writelines(json.dumps(step) + "\n" for step in self.steps)
+            results.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
+            for part in parts:
+                os.replace(part, part.with_suffix(""))
+        finally:
+            for part in parts:
+                part.unlink(missing_ok=True)
 
     def request_lines(self) -> list[dict[str, Any]]:
         """The records as in requests.jsonl."""

@@ -50,7 +50,7 @@ class LoadFlags:
             )
         if self.max_concurrency is not None:
             raise SlipstreamError("--max-concurrency bounds --request-rate or --trace; alone it is --concurrency")
-        levels = whole_numbers("--concurrency", self.concurrency or default_concurrency)
+        levels = whole_numbers("--concurrency", default_concurrency if self.concurrency is None else self.concurrency)
         return tuple(ClosedLoop(level, self.ramp_up_s) for level in levels)
 
 
@@ -103,7 +103,8 @@ def _default_count(load: Load) -> int:
     if isinstance(load, ClosedLoop):
         return load.concurrency * math.ceil(12 / math.sqrt(load.concurrency))
     if isinstance(load, OpenLoop):
-        return max(math.ceil(_OPEN_SECONDS * load.rate), _LEAST_OPEN) if math.isfinite(load.rate) else _LEAST_OPEN
+        expected = _OPEN_SECONDS * load.rate
+        return max(math.ceil(expected), _LEAST_OPEN) if math.isfinite(expected) else _LEAST_OPEN
     return len(load.times)
 
 

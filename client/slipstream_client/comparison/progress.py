@@ -24,7 +24,7 @@ class CompareProgress:
         self._task: TaskID | None = None
         # The client shares its processors with the server: a slow refresh leaves them to it.
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),

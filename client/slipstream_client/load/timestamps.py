@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 
@@ -20,14 +21,12 @@ def seconds(place: str, field: str, value: object) -> float:
         SlipstreamError: it is neither.
     """
     time = math.nan
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        time = float(value)
-    elif isinstance(value, str):
-        try:
+    with contextlib.suppress(ValueError, OverflowError):
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            time = float(value)
+        elif isinstance(value, str):
             written = _DATE_AND_TIME.fullmatch(value.strip())
             time = _since_1970(f"{written[1]}T{written[2]}") if written else float(value)
-        except ValueError:
-            pass
     if not 0 <= time < math.inf:
         raise refused(
             place, field, value, "seconds from 0, or a date and time such as 2023-11-16 18:15:46.680590 (UTC)"

@@ -43,7 +43,7 @@ def _of_json_lines(name: str, content: str) -> Iterator[float]:
 def _of_csv(name: str, content: str) -> Iterator[float]:
     rows = csv.reader(content.splitlines())
     column = None
-    for row in rows:
+    for row in _whole_rows(name, rows):
         if not row:
             continue
         place = f"{name} line {rows.line_num}"
@@ -58,3 +58,10 @@ def _of_csv(name: str, content: str) -> Iterator[float]:
         if len(row) <= column:
             raise SlipstreamError(f"{place}: no column {column + 1}")
         yield seconds(place, TIME_FIELDS[0], row[column])
+
+
+def _whole_rows(name: str, rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise SlipstreamError(f"{name} is no CSV: {error}") from error

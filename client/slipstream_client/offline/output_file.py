@@ -141,7 +141,7 @@ class RequestLog(AppendedFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        for line in self.lines():
+        for line in self.lines() if path.is_file() else ():  # a pipe or a terminal has no end to read to
             if not line.endswith(b"\n"):
                 self.mend(line, whole=False)
                 break

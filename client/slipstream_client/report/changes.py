@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from slipstream_client.report.formats import percent, short
@@ -96,7 +97,9 @@ def changes_table(changes: Sequence[Change]) -> Table:
     for change in changes:
         colour = _COLOURS[change.verdict]
         verdict = f"[{colour}]{change.verdict}[/]" if colour else change.verdict
-        table.add_row(change.workload, change.point, change.variant, change.words, *_figures(change), verdict)
+        table.add_row(
+            *map(escape, (change.workload, change.point, change.variant)), change.words, *_figures(change), verdict
+        )
     return table
 
 

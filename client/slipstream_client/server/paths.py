@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -28,7 +29,7 @@ def make_server_folder(longest: int) -> Path:
     process id is part of the name.
     """
     base = Path(tempfile.gettempdir())
-    prefix = f"slipstream-{os.getpid()}-"
+    prefix = _own_prefix()
     if len(os.fsencode(base / prefix)) + len("12345678") > longest:
         base = Path("/tmp")
     for folder in base.glob("slipstream-[0-9]*-*"):
@@ -40,10 +41,21 @@ def make_server_folder(longest: int) -> Path:
     return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
 
 
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """An empty folder for the time of the block; where its owner is killed, the next server's start removes it."""
+    with tempfile.TemporaryDirectory(prefix=_own_prefix()) as folder:
+        yield Path(folder)
+
+
 def note_regions(folder: Path, regions: list[str]) -> None:
     """Note shared memory in a server's folder: it outlives a server whose owner was killed."""
     with (folder / _REGIONS).open("a", encoding="utf-8") as names:
         names.writelines(f"{region}\n" for region in regions)
+
+
+def _own_prefix() -> str:
+    return f"slipstream-{os.getpid()}-"
 
 
 def _remove_regions(folder: Path) -> None:
