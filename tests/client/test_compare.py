@@ -23,7 +23,7 @@ from slipstream_client.comparison.estimate import run_seconds
 from slipstream_client.load.arrivals import OpenLoop, offered_sha256
 from slipstream_client.load.records import RequestRecord, write_records
 from slipstream_client.load.workload import make_workload
-from slipstream_client.report.files import read_folder
+from slipstream_client.report.folder import read_folder
 from slipstream_client.tensors import ModelContract
 
 RUN_KEYS = """id variant model executor streams workload load point repeat clock_offset_s valid invalid_because

@@ -76,6 +76,7 @@ def test_an_open_loop_is_asked_for_by_its_rate() -> None:
         (LoadFlags(concurrency="1", request_rate="1"), "--concurrency and --request-rate exclude each other"),
         (LoadFlags(request_rate="1", trace="x.csv"), "--request-rate and --trace exclude each other"),
         (LoadFlags(max_concurrency=3), "--max-concurrency bounds --request-rate or --trace"),
+        (LoadFlags(burstiness=0.5), "--burstiness is of --request-rate"),
         (LoadFlags(concurrency="0"), "--concurrency"),
         (LoadFlags(concurrency=""), "--concurrency '' is no list of whole numbers"),
         (LoadFlags(request_rate="-1"), "--request-rate"),

@@ -17,7 +17,8 @@ from slipstream_client.comparison.request_figures import tpot_ms
 from slipstream_client.errors import SlipstreamError
 from slipstream_client.load.records import RequestRecord
 from slipstream_client.report.csv_file import write_requests_csv
-from slipstream_client.report.files import read_folder, write_all
+from slipstream_client.report.files import write_all
+from slipstream_client.report.folder import read_folder
 from slipstream_client.report.study import Study
 from slipstream_client.report.trace import write_trace
 

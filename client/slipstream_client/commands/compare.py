@@ -29,7 +29,7 @@ from slipstream_client.comparison.variants import Variant, derive_repository, pa
 from slipstream_client.errors import SlipstreamError
 from slipstream_client.interruption import ended_as_by_ctrl_c
 from slipstream_client.report.changes import baseline_changes
-from slipstream_client.report.files import read_earlier
+from slipstream_client.report.folder import read_earlier
 from slipstream_client.report.study import Study
 
 _SERVER_START_S = 20

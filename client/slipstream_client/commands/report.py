@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from slipstream_client.errors import SlipstreamError
+
 
 def report(
     folder: Annotated[
@@ -21,7 +23,8 @@ def report(
     """Write report.html, the charts, requests.csv and trace.json from the files of a comparison."""
     # matplotlib takes a second to import; every other command does without it.
     from slipstream_client.report.changes import baseline_changes, changes_table
-    from slipstream_client.report.files import of_a_comparison, read_earlier, read_folder, write_all
+    from slipstream_client.report.files import write_all
+    from slipstream_client.report.folder import of_a_comparison, read_earlier, read_folder
     from slipstream_client.report.study import Study
 
     files = read_folder(folder)
@@ -31,7 +34,10 @@ def report(
     with of_a_comparison(folder):
         study = Study(*files)
         changes = None if earlier is None else baseline_changes(study.results, earlier)
-        paths = write_all(study, out or folder, changes)
+        try:
+            paths = write_all(study, out or folder, changes)
+        except OSError as error:
+            raise SlipstreamError(f"cannot write to {out or folder}: {error.strerror}") from error
     if changes is not None:
         console.print(changes_table(changes))
     for path in paths:

@@ -48,6 +48,8 @@ class LoadFlags:
                 OpenLoop(rate, self.burstiness, self.ramp_up_s, self.max_concurrency)
                 for rate in rates("--request-rate", self.request_rate)
             )
+        if self.burstiness != 1:
+            raise SlipstreamError("--burstiness is of --request-rate: clients that wait leave gaps as they come")
         if self.max_concurrency is not None:
             raise SlipstreamError("--max-concurrency bounds --request-rate or --trace; alone it is --concurrency")
         levels = whole_numbers("--concurrency", default_concurrency if self.concurrency is None else self.concurrency)
