@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -180,3 +181,13 @@ def test_durations_are_in_the_unit_people_read(value: float | None, text: str) -
 
 def test_lists_are_written_as_people_say_them() -> None:
     assert [listed(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
+
+
+def test_of_a_sweep_alone_it_speaks_of_both_of_its_ends() -> None:
+    study = Study(*comparison(points=("c16",), workloads=("variance:0", "variance:0.5", "variance:1.5")))
+    assert "At 16 clients (workload variance:1.5), continuous delivered" in headline(study)
+    said = " ".join(paragraph(study))
+    assert "Where all answers are equally long (variance:0, at 16 clients) there is no difference" in said
+    (told,) = re.findall(r"How much answers vary decides what continuous delivers: (.*?)\. ", said)
+    assert re.search(r"[\d.]+x where all answers are equally long, [\d.]+x where answers vary by [\d.]+ of their", told)
+    assert "better beyond the noise from 0." in told

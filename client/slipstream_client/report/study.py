@@ -230,10 +230,13 @@ class Study:
 
     @cached_property
     def main(self) -> Family | None:
-        """What the summary speaks of: the first workload that is no part of a sweep, in closed loops if it has any."""
-        return next(
-            (f for f in self.families if not f.workload.startswith(SWEEP_PREFIX)), next(iter(self.families), None)
-        )
+        """What the summary speaks of, in closed loops if it has any: the first workload that is no part of a sweep.
+
+        Where all are, the one whose answers vary most: what is seen with less of it, the sweep tells.
+        """
+        others = (family for family in self.families if not family.workload.startswith(SWEEP_PREFIX))
+        most = max(self.families, key=lambda f: self.output_length_variation(f.workload) or 0.0, default=None)
+        return next(others, most)
 
     @property
     def slo(self) -> dict[str, dict[str, float | None]]:

@@ -6,6 +6,7 @@ from slipstream_client.report.batching import batching_doubt
 from slipstream_client.report.explain import slots_reason, time_reason
 from slipstream_client.report.formats import listed, percent, short, times
 from slipstream_client.report.study import SUBJECT, SWEEP_PREFIX, Cell, Study
+from slipstream_client.report.sweep import sweep_sentences
 from slipstream_client.report.verdicts import Difference, difference
 
 SMALL_VARIATION = 0.05  # output lengths that vary by less than this share of their mean are called equal
@@ -42,6 +43,7 @@ def paragraph(study: Study) -> list[str]:
         said += _lowest_load(study, subject)
         said += _other_workloads(study, subject)
         said += _equal_lengths(study, subject)
+        said += _sweep(study, subject)
     said += [f"But {doubt}." for cell in (subject, base) if (doubt := batching_doubt(cell))]
     return [*said, how_sure(study), _answers(study)]
 
@@ -181,6 +183,11 @@ def _equal_lengths(study: Study, subject: Cell) -> list[str]:
             )
             return [f"Where all answers are equally long ({workload}, at {pair[0].load.words}) {words}{small}."]
     return []
+
+
+def _sweep(study: Study, subject: Cell) -> list[str]:
+    found = sweep_sentences(study).get(subject.variant)
+    return [f"How much answers vary decides what {subject.variant} delivers: {found}"] if found else []
 
 
 def _pair(study: Study, workload: str, name: str) -> tuple[Cell, Cell] | None:

@@ -41,10 +41,10 @@ def sweep_panel(study: Study) -> Panel | None:
     )
 
 
-def sweep_sentences(study: Study) -> list[str]:
-    """For each variant: the ratio with the least and the most variation, and from where on it pays."""
+def sweep_sentences(study: Study) -> dict[str, str]:
+    """For each variant by its name: the ratio with the least and the most variation, and from where on it pays."""
     panel = sweep_panel(study)
-    said = []
+    said = {}
     for line in panel.lines if panel else ():
         if not line.marks:
             continue
@@ -55,7 +55,7 @@ def sweep_sentences(study: Study) -> list[str]:
         else:
             pays = f"better beyond the noise from {paying[0]:.2f} on" if paying else "never better beyond the noise"
         ends = f"{times(least.y)} {_varying(least.x)}, {times(most.y)} {_varying(most.x)}"
-        said.append(f"{line.name}: {ends}; {pays}.")
+        said[line.name] = f"{ends}; {pays}."
     return said
 
 
