@@ -219,7 +219,7 @@ def test_the_sweep_is_ordered_by_the_variation_that_was_served() -> None:
     variation = (sum((length - mean) ** 2 for length in lengths) / len(lengths)) ** 0.5 / mean
     assert [mark.x for mark in line.marks] == [0.0, pytest.approx(variation)]
     assert line.marks[1].y > line.marks[0].y
-    said = next(each for each in sweep_sentences(study) if each.startswith("continuous: "))
+    said = sweep_sentences(study)["continuous"]
     assert "where all answers are equally long" in said
     assert f"better beyond the noise from {variation:.2f} on" in said
     assert sweep_panel(Study(*comparison(points=("c16",), workloads=("variance:1",)))) is None

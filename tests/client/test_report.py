@@ -230,7 +230,7 @@ def test_workload_environment_command_and_definitions_are_printed(page) -> None:
     for expected in told:
         assert expected in text
     for formula in (
-        "÷ (output tokens - tokens of the first chunk)",
+        "÷ (output tokens - 1), for each request that has more than one",
         "1 - tokens held ÷ (blocks held x block size)",
         "E2E - inference time",
         "time of the first chunk with a token - time sent",
