@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from slipstream_client.report.phases import WORDS, phases
+from slipstream_client.report.phases import WORDS, phases, tpot_s
 from slipstream_client.report.study import Record, Run, Study
 
 _OF_RUN = ("variant", "workload", "point", "repeat")
@@ -33,14 +33,14 @@ def _row(run: Run, record: Record) -> dict[str, Any]:
     row = {key: run[key] for key in _OF_RUN} | {key: record[key] for key in _OF_RECORD}
     if record["error"]:
         return row
-    first, last, tokens = record["first"], record["last"], record["output_tokens"]
+    first, last = record["first"], record["last"]
     row["e2e_ms"] = _milliseconds(record["sent"], last)
     row["e2e_intended_ms"] = _milliseconds(record["intended"], last)
     if first is not None:
         row["ttft_ms"] = _milliseconds(record["sent"], first)
-        if tokens > 1:
-            end = max(at for at, count in record["chunks"] if count)
-            row["tpot_ms"] = round((end - first) * 1000 / (tokens - 1), 3)
+        per_token_s = tpot_s(record)
+        if per_token_s is not None:
+            row["tpot_ms"] = round(per_token_s * 1000, 3)
     for kind in _PHASES:
         row[f"{kind}_ms"] = round(sum(p.seconds for p in phases(record, run) if p.kind == kind) * 1000, 3)
     return row

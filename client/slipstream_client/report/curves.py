@@ -182,12 +182,11 @@ def _tail_panel(study: Study, family: Family, metric: str, title: str, limit: st
     if metric == "ttft_ms":
         lines = [line for line in lines if line.marks]
     highest = max((mark.high or mark.y for line in lines for mark in line.marks), default=0.0)
-    targets = {name: {limit: limits[limit]} for name, limits in study.slo.items() if limits.get(limit) is not None}
-    values = {name: limits[limit] or 0.0 for name, limits in targets.items()}
-    near = [name for name in targets if values[name] / 1000 <= highest * FAR]
-    rules = [Rule(value / 1000, f"target {duration(value)}") for value in sorted({values[name] for name in near})]
-    drawn = [slo_named(name, targets[name]) for name in near]
-    far = [slo_named(name, targets[name]) for name in targets if name not in near]
+    targets = {name: value for name, limits in study.slo.items() if (value := limits.get(limit)) is not None}
+    near = {name: value for name, value in targets.items() if value / 1000 <= highest * FAR}
+    rules = [Rule(value / 1000, f"target {duration(value)}") for value in sorted(set(near.values()))]
+    drawn = [slo_named(name, {limit: value}) for name, value in near.items()]
+    far = [slo_named(name, {limit: value}) for name, value in targets.items() if name not in near]
     silent = [v for v in study.variants if v not in {line.name for line in lines}] if metric == "ttft_ms" else []
     named = "P99" if p99 else f"P99, or the largest of fewer than {P99_NEEDS} requests"
     subtitle = f"{named}, s; lower is better" + (f"; no stream: {listed(silent)}" if silent else "")

@@ -30,6 +30,14 @@ class Phase:
         return self.end - self.start
 
 
+def tpot_s(record: Record) -> float | None:
+    """Seconds for each output token after the first, as in `request_figures.tpot_ms`; None where that is undefined."""
+    if record["first"] is None or record["output_tokens"] < 2:
+        return None
+    end = max((at for at, tokens in record["chunks"] if tokens), default=record["first"])
+    return (end - record["first"]) / (record["output_tokens"] - 1)
+
+
 def phases(record: Record, run: Run) -> list[Phase]:
     """The pieces in order, without gaps, from the intended start to the last response.
 

@@ -234,9 +234,10 @@ class Study:
 
         Where all are, the one whose answers vary most: what is seen with less of it, the sweep tells.
         """
-        others = (family for family in self.families if not family.workload.startswith(SWEEP_PREFIX))
-        most = max(self.families, key=lambda f: self.output_length_variation(f.workload) or 0.0, default=None)
-        return next(others, most)
+        others = [family for family in self.families if not family.workload.startswith(SWEEP_PREFIX)]
+        if others:
+            return others[0]
+        return max(self.families, key=lambda f: self.output_length_variation(f.workload) or 0.0, default=None)
 
     @property
     def slo(self) -> dict[str, dict[str, float | None]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from slipstream_client.comparison.slo import wilson_interval
 from slipstream_client.report.formats import duration, listed, percent
+from slipstream_client.report.phases import tpot_s
 from slipstream_client.report.study import Cell, Family, Load, Record, Study
 
 HELD = 0.99  # the share of requests within the target from which a load counts as held
@@ -69,10 +70,8 @@ def _limits_missed(record: Record, limits: dict[str, float | None]) -> set[str]:
     if record["error"] or record["last"] is None:
         return set()
     whole, first = record["last"] - record["intended"], record["first"]
-    times = {"ttft": whole if first is None else first - record["intended"], "tpot": 0.0, "e2e": whole}
-    if first is not None and record["output_tokens"] > 1:
-        end = max((at for at, tokens in record["chunks"] if tokens), default=first)
-        times["tpot"] = (end - first) / (record["output_tokens"] - 1)
+    ttft = whole if first is None else first - record["intended"]
+    times = {"ttft": ttft, "tpot": tpot_s(record) or 0.0, "e2e": whole}
     return {key for key, limit in limits.items() if limit is not None and times[key] * 1000 > limit}
 
 
