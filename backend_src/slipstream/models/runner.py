@@ -69,16 +69,10 @@ class ModelRunner:
         default_budget = max(_DEFAULT_BUDGET[self.device_name], config.max_num_seqs)  # one for each sequence at least
         self.token_budget = config.max_num_batched_tokens or default_budget
         self._block_size = config.block_size
-        kernels = _make_kernels(model_config, config, device, storage)
-        self.num_blocks = fit_pool(config, kernels.kv_bytes_per_token() * model_config.num_layers)
+        self.model = _make_model(config, model_config, folder, device, storage, self.max_model_len)
+        self.num_blocks = fit_pool(config, self.model.kv_bytes_per_token())
         with torch.inference_mode():
-            self.model = LlamaModel(model_config, Checkpoint(folder), kernels, storage, self.max_model_len)
             self.model.allocate_cache(self.num_blocks)
-            self.batch_invariant = storage == "fp16" and all(
-                # One layer's matmuls and the LM head: the others have the same shapes.
-                is_batch_invariant(linear, in_features)
-                for linear, in_features in (*self.model.linears()[:4], self.model.linears()[-1])
-            )
         self._warm_up()
         log.info(
             "%s on %s, %s weights, %d blocks of %d tokens, batch invariant: %s",
@@ -202,14 +196,20 @@ def choose_device(device: str) -> str:
     return "cuda" if available and device != "cpu" else "cpu"
 
 
-def _make_kernels(model: ModelConfig, config: EngineConfig, device: torch.device, storage: str) -> Kernels:
-    heads = (model.num_heads, model.num_kv_heads, model.head_dim, config.block_size)
+def _make_model(
+    config: EngineConfig, model: ModelConfig, folder: Path, device: torch.device, storage: str, max_model_len: int
+) -> Model:
+    checkpoint = Checkpoint(folder)
     if device.type == "cpu" and storage != "bf16":
-        from slipstream.models.kernels.cpu import CpuKernels, usable_threads
+        from slipstream.models.cpu_llama import CpuLlama, usable_threads
+        from slipstream.models.cpu_weights import pack_weights
 
         threads = config.threads or usable_threads()
         torch.set_num_threads(threads)
-        return CpuKernels(*heads, num_threads=threads)
+        return CpuLlama(model, pack_weights(model, checkpoint, storage), max_model_len, config.block_size, threads)
     from slipstream.models.kernels.torch_ops import TorchKernels
 
-    return TorchKernels(*heads, device=device, dtype=compute_dtype(storage))
+    heads = (model.num_heads, model.num_kv_heads, model.head_dim, config.block_size)
+    kernels = TorchKernels(*heads, device=device, dtype=compute_dtype(storage))
+    with torch.inference_mode():
+        return LlamaModel(model, checkpoint, kernels, storage, max_model_len)

@@ -6,9 +6,7 @@ Importing this module is cheap; torch and transformers are imported only while s
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 from slipstream.errors import ModelNotFound
 from slipstream.models import fetch, gguf_import
 from slipstream.models.atomic_folder import build_folder
+from slipstream.models.cache_folder import cache_directory
 from slipstream.models.fetch import GgufWheel, Progress
 
 BUILT_IN = {
@@ -51,14 +50,6 @@ class StoredModel:
     @property
     def is_pulled(self) -> bool:
         return self.bytes > 0
-
-
-def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder of everything that can be fetched again: `$SLIPSTREAM_CACHE`, or the user's cache directory."""
-    explicit = environment.get("SLIPSTREAM_CACHE")
-    if explicit:
-        return Path(explicit).expanduser().absolute()
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipstream"
 
 
 def resolve(name_or_path: str) -> Path:

@@ -1,115 +1,131 @@
-"""Paged attention for the CPU, in numba, compiled for one model shape."""
+"""Paged attention for the CPU by all threads of a team: two matmuls with keys and values that lie in panels.
+
+Softmax in two passes: all scores from the sequence's first key on, then the weighted values in that order. The sums
+over keys begin with the row's first one, so their rounding depends on nothing but the number of keys: not on left
+padding, not on where a block begins, not on which rows are computed together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from slipstream.models.kernels.cpu_math import OPTIONS, exp
-from slipstream.models.kernels.cpu_vector import add, element, fma, load, store, zeros
+from slipstream.models.kernels.cpu_team import barrier, take
+from slipstream.models.kernels.cpu_tile import LANES, multiply_panel, multiply_two_panels, prefetch
 
 # Rows of one chunk that are computed together, so that each block of keys and values is read once for all of them.
-ROWS_OF_TILE = 4
+ROWS_OF_TILE = 8
 
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
 
 
-def make_attention(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> Callable:
-    """A kernel for constant head counts and sizes; how many threads share the work, and which rows lie in a tile,
-    changes no bit of a row.
+@njit(**OPTIONS)
+def attention(team, heads, qkv, keys, values, step, queries, scores, out):
+    """Causal attention of each row over its sequence's cache.
 
-    Softmax in two passes: all scores from the sequence's first key on, then the weighted values in that order. A score
-    is a sum over the head's dimensions in one order for every key. The sums over keys begin with the row's first one,
-    so their rounding depends on nothing but the number of keys: not on left padding, not on where a block begins.
-
-    Kernel arguments:
+    Args:
+        heads: Heads.
         qkv: [rows, (num_heads + 2 * num_kv_heads) * head_dim], of which the queries are read.
-        keys: [num_blocks, num_kv_heads, head_dim, block_size].
-        values: [num_blocks, num_kv_heads, block_size, head_dim].
-        tables: [num_sequences, blocks]; sequences, starts, ends: [num_tokens]; see StepInput.
-        tiles: [num_tiles + 1], the first row of each tile, and the number of rows; a tile has rows of one sequence.
+        keys: [num_blocks, num_kv_heads, block_size / 16, head_dim, 16]: a panel is 16 keys.
+        values: [num_blocks, num_kv_heads, head_dim / 16, block_size, 16]: a panel is 16 dimensions.
+        step: StepArrays.
+        queries: this thread's own place for the queries of one tile, [ROWS_OF_TILE * group * head_dim].
+        scores: likewise for the scores, [ROWS_OF_TILE * group, at least the longest context and two blocks].
         out: [rows, num_heads * head_dim].
     """
-    group = num_heads // num_kv_heads  # query heads that share a KV head
-    scale = np.float32(head_dim**-0.5)
-    in_width, out_width = (num_heads + 2 * num_kv_heads) * head_dim, num_heads * head_dim
-    keys_at_once = 16 if block_size % 16 == 0 else 8
-    dims_at_once = next(width for width in (64, 32, 16, 8) if head_dim % width == 0)
+    head_dim, group = heads.head_dim, heads.num_heads // heads.num_kv_heads
+    block_size = values.shape[3]
+    block_elements = head_dim * block_size
+    in_width, out_width = qkv.shape[1], out.shape[1]
+    width = scores.shape[1]
+    scale = _ONE / np.sqrt(np.float32(head_dim))
+    while True:
+        item = take(team)
+        if item >= (step.tiles.shape[0] - 1) * heads.num_kv_heads:
+            break
+        tile, kv_head = item // heads.num_kv_heads, item % heads.num_kv_heads
+        first, last = step.tiles[tile], step.tiles[tile + 1]
+        table = step.tables[step.sequences[first]]
+        start, end = step.starts[first], step.ends[first]
+        for row in range(first + 1, last):
+            start, end = min(start, step.starts[row]), max(end, step.ends[row])
+        first_block, last_block = start // block_size, (end - 1) // block_size
+        base = first_block * block_size  # of the key whose scores are the first column
+        num_queries = (last - first) * group
 
-    @njit(parallel=True, **OPTIONS)
-    def attention(qkv, keys, values, tables, sequences, starts, ends, tiles, out):
-        for item in prange((tiles.shape[0] - 1) * num_kv_heads):
-            tile, kv_head = item // num_kv_heads, item % num_kv_heads
-            first, last = tiles[tile], tiles[tile + 1]
-            table = tables[sequences[first]]
-            start, end = starts[first], ends[first]
-            for row in range(first + 1, last):
-                start, end = min(start, starts[row]), max(end, ends[row])
-            first_block, last_block = start // block_size, (end - 1) // block_size
-            # A row's scores begin after `block_size` places, into which a block's keys before the first one go.
-            width = end - start + 2 * block_size
-            scores = np.empty((last - first) * group * width, np.float32)
+        for row in range(first, last):
+            for i in range(group * head_dim):
+                query = qkv[row, kv_head * group * head_dim + i]
+                queries[(row - first) * group * head_dim + i] = query * scale
 
-            for number in range(first_block, last_block + 1):
-                block = (table[number] * num_kv_heads + kv_head) * head_dim * block_size
-                for row in range(first, last):
-                    if number < starts[row] // block_size or number * block_size >= ends[row]:
-                        continue
-                    place = (row - first) * group * width + block_size + number * block_size - starts[row]
-                    query = row * in_width + kv_head * group * head_dim
-                    for _ in range(group):
-                        for part in range(0, block_size, keys_at_once):
-                            even, odd = zeros(keys_at_once), zeros(keys_at_once)
-                            for d in range(0, head_dim, 2):
-                                key = block + d * block_size + part
-                                even = fma(element(qkv, query + d), load(keys, key, keys_at_once), even)
-                                odd = fma(element(qkv, query + d + 1), load(keys, key + block_size, keys_at_once), odd)
-                            store(scores, place + part, fma(scale, add(even, odd), zeros(keys_at_once)))
-                        query += head_dim
-                        place += width
+        for number in range(first_block, last_block + 1):
+            block = (table[number] * heads.num_kv_heads + kv_head) * block_elements
+            if number < last_block:
+                _prefetch_block(keys, (table[number + 1] * heads.num_kv_heads + kv_head) * block_elements, block_elements)
+            for part in range(0, block_size, LANES):
+                column = number * block_size - base + part
+                for query in range(num_queries):
+                    for lane in range(LANES):
+                        scores[query, column + lane] = _ZERO
+                multiply_panel(
+                    num_queries, scores, column, width, scores, column, width,
+                    queries, 0, head_dim, keys, block + part * head_dim, head_dim,
+                )  # fmt: skip
 
+        for row in range(first, last):
+            for g in range(group):
+                _softmax(scores[(row - first) * group + g, step.starts[row] - base : step.ends[row] - base])
+                for i in range(head_dim):
+                    out[row, (kv_head * group + g) * head_dim + i] = _ZERO
+
+        for number in range(first_block, last_block + 1):
+            block = (table[number] * heads.num_kv_heads + kv_head) * block_elements
+            if number < last_block:
+                _prefetch_block(values, (table[number + 1] * heads.num_kv_heads + kv_head) * block_elements, block_elements)
             for row in range(first, last):
-                count = ends[row] - starts[row]
-                for g in range(group):
-                    place = ((row - first) * group + g) * width + block_size
-                    weights = scores[place : place + count]
-                    most = weights[0]
-                    for i in range(count):
-                        most = max(most, weights[i])
-                    total = _ZERO
-                    for i in range(count):
-                        weight = exp(weights[i] - most)
-                        weights[i] = weight
-                        total += weight
-                    inverse = _ONE / total
-                    for i in range(count):
-                        weights[i] *= inverse
-                head = row * out_width + kv_head * group * head_dim
-                for part in range(0, group * head_dim, dims_at_once):
-                    store(out, head + part, zeros(dims_at_once))
+                begin = max(step.starts[row], number * block_size)
+                stop = min(step.ends[row], (number + 1) * block_size)
+                if begin >= stop:
+                    continue
+                weights = (row - first) * group * width + begin - base
+                place = row * out_width + kv_head * group * head_dim
+                value = block + (begin - number * block_size) * LANES
+                panel = 0
+                while panel < head_dim:
+                    if panel + 2 * LANES <= head_dim:
+                        multiply_two_panels(
+                            group, out, place + panel, head_dim, out, place + panel, head_dim,
+                            scores, weights, width, values, value + panel * block_size, block_size * LANES, stop - begin,
+                        )  # fmt: skip
+                        panel += 2 * LANES
+                    else:
+                        multiply_panel(
+                            group, out, place + panel, head_dim, out, place + panel, head_dim,
+                            scores, weights, width, values, value + panel * block_size, stop - begin,
+                        )  # fmt: skip
+                        panel += LANES
+    barrier(team)
 
-            for number in range(first_block, last_block + 1):
-                block = (table[number] * num_kv_heads + kv_head) * head_dim * block_size
-                for row in range(first, last):
-                    begin = max(starts[row], number * block_size)
-                    stop = min(ends[row], (number + 1) * block_size)
-                    if begin >= stop:
-                        continue
-                    weight = (row - first) * group * width + block_size - starts[row]
-                    head = row * out_width + kv_head * group * head_dim
-                    for _ in range(group):
-                        for part in range(0, head_dim, dims_at_once):
-                            attended = load(out, head + part, dims_at_once)
-                            for key in range(begin, stop):
-                                value = block + (key - number * block_size) * head_dim + part
-                                attended = fma(
-                                    element(scores, weight + key), load(values, value, dims_at_once), attended
-                                )
-                            store(out, head + part, attended)
-                        head += head_dim
-                        weight += width
 
-    return attention
+@njit(**OPTIONS)
+def _prefetch_block(array, place, size):
+    """Ask for a block before it is needed: blocks are too short for the processor to foresee where the next one lies."""
+    for element in range(0, size, LANES):
+        prefetch(array, place + element)
+
+
+@njit(**OPTIONS)
+def _softmax(weights):
+    most = weights[0]
+    for i in range(weights.shape[0]):
+        most = max(most, weights[i])
+    total = _ZERO
+    for i in range(weights.shape[0]):
+        weight = exp(weights[i] - most)
+        weights[i] = weight
+        total += weight
+    inverse = _ONE / total
+    for i in range(weights.shape[0]):
+        weights[i] *= inverse

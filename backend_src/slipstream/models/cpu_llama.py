@@ -1,0 +1,128 @@
+"""Decoders of the Llama family on the CPU: weights, KV cache and workspace around the compiled step."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from slipstream.models.kernels.cpu_attention import ROWS_OF_TILE
+from slipstream.models.kernels.cpu_step import PARTS, Cache, Heads, Logits, StepArrays, Weights, Workspace, run_step
+from slipstream.models.kernels.cpu_team import make_team
+from slipstream.models.rope import rotary_tables
+from slipstream.models.step_input import StepInput
+from slipstream.models.weights import ModelConfig
+
+# Steps of fewer multiplications run on one thread: to wake the others costs more than it saves.
+_SERIAL_PRODUCTS = 4_000_000
+# The buffer for more rows of logits than these is given back after the step.
+_KEPT_LOGITS = 512
+
+
+class CpuLlama:
+    """Weights of one model and its forward pass."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, max_model_len: int, block_size: int, threads: int) -> None:
+        self.config = config
+        self._weights = weights
+        self._block_size = block_size
+        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        cos, sin = rotary_tables(config.rope, config.head_dim, max_model_len, torch.device("cpu"))
+        self._cos, self._sin = cos.numpy(), sin.numpy()
+        self._teams = [make_team(1), make_team(threads)]
+        self._others = ThreadPoolExecutor(max_workers=max(threads - 1, 1), thread_name_prefix="step")
+        self._num_threads = threads
+        self._num_weights = sum(matrix.panels.size for matrix in self._matrices())
+        self._cache = Cache(*(np.zeros(0, np.float32),) * 2)
+        self._work = self._make_workspace(rows=1, width=1)
+        self._logits = self._make_logits(1)
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        """Pages of memory are taken when first written."""
+        config, lanes = self.config, 16
+        shape = (config.num_layers, num_blocks, config.num_kv_heads)
+        self._cache = Cache(
+            np.zeros((*shape, self._block_size // lanes, config.head_dim, lanes), np.float32),
+            np.zeros((*shape, config.head_dim // lanes, self._block_size, lanes), np.float32),
+        )
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """Copy what lies in blocks of the cache to other blocks, as (from, to); all are read before any is written."""
+        sources, targets = (list(blocks) for blocks in zip(*copies, strict=True))
+        for array in self._cache:
+            array[:, targets] = array[:, sources]
+
+    def forward(self, step: StepInput) -> Logits:
+        num_tokens, num_logits = step.num_tokens, len(step.logit_rows)
+        # A lock-step row that has ended is computed on, in the end past the context; its results serve nobody.
+        np.minimum(step.positions, len(self._cos) - 1, out=step.positions)
+        arrays = self._arrays(step)
+        width = int(step.context_end.max()) + 2 * self._block_size
+        if num_tokens > len(self._work.residual) or width > self._work.scores.shape[2]:
+            self._work = self._make_workspace(
+                max(num_tokens, len(self._work.residual)), max(width, self._work.scores.shape[2])
+            )
+        logits = self._logits
+        if num_logits > len(logits.highest):
+            logits = self._make_logits(num_logits)
+            if num_logits <= _KEPT_LOGITS:
+                self._logits = logits
+        parallel = self._num_threads > 1 and num_tokens * self._num_weights >= _SERIAL_PRODUCTS
+        arguments = (
+            self._teams[parallel], self._heads, np.float32(self.config.rms_norm_eps), self._weights,
+            self._cos, self._sin, self._cache, arrays, self._work, logits,
+        )  # fmt: skip
+        others = [self._others.submit(run_step, n, *arguments) for n in range(1, self._num_threads) if parallel]
+        run_step(0, *arguments)
+        for other in others:
+            other.result()
+        return logits
+
+    def _arrays(self, step: StepInput) -> StepArrays:
+        rows = np.arange(step.num_tokens)
+        first = np.searchsorted(step.sequences, step.sequences)  # row of each row's sequence
+        return StepArrays(
+            token_ids=step.token_ids,
+            positions=step.positions,
+            slots=step.slots,
+            sequences=step.sequences,
+            starts=step.context_start,
+            ends=step.context_end,
+            tables=step.block_tables,
+            logit_rows=step.logit_rows,
+            tiles=np.append(rows[(rows - first) % ROWS_OF_TILE == 0], step.num_tokens),
+        )
+
+    def _make_workspace(self, rows: int, width: int) -> Workspace:
+        config, heads = self.config, self._heads
+        queries = ROWS_OF_TILE * heads.num_heads // heads.num_kv_heads
+
+        def empty(*shape: int) -> np.ndarray:
+            return np.empty(shape, np.float32)
+
+        return Workspace(
+            residual=empty(rows, config.hidden_size),
+            normed=empty(rows, config.hidden_size),
+            qkv=empty(rows, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim),
+            attended=empty(rows, heads.num_heads * heads.head_dim),
+            gated=empty(rows, config.intermediate_size),
+            delta=empty(rows, config.hidden_size),
+            queries=empty(self._num_threads, queries * heads.head_dim),
+            scores=empty(self._num_threads, queries, width),
+            seconds=np.zeros((self._num_threads, len(PARTS) + 1)),
+        )
+
+    def _make_logits(self, rows: int) -> Logits:
+        padded = self._weights.lm_head.bias.shape[1]
+        return Logits(np.empty((rows, padded), np.float32), np.empty(rows, np.float32), np.empty(rows, np.int64))
+
+    def _matrices(self):
+        w = self._weights
+        return (w.qkv, w.output, w.gate_up, w.down, w.lm_head)
+
+
+def usable_threads() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
