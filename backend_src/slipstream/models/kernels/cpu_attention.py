@@ -12,7 +12,7 @@ from numba import njit
 
 from slipstream.models.kernels.cpu_math import OPTIONS, exp
 from slipstream.models.kernels.cpu_team import barrier, take
-from slipstream.models.kernels.cpu_tile import LANES, multiply_panel, multiply_two_panels, prefetch
+from slipstream.models.kernels.cpu_tile import LANES, highest, multiply_panel, prefetch
 
 # Rows of one chunk that are computed together, so that each block of keys and values is read once for all of them.
 ROWS_OF_TILE = 8
@@ -40,6 +40,7 @@ def attention(team, heads, qkv, keys, values, step, queries, scores, out):
     block_elements = head_dim * block_size
     in_width, out_width = qkv.shape[1], out.shape[1]
     width = scores.shape[1]
+    zeros = np.zeros(LANES, np.float32)
     scale = _ONE / np.sqrt(np.float32(head_dim))
     while True:
         item = take(team)
@@ -63,54 +64,54 @@ def attention(team, heads, qkv, keys, values, step, queries, scores, out):
         for number in range(first_block, last_block + 1):
             block = (table[number] * heads.num_kv_heads + kv_head) * block_elements
             if number < last_block:
-                _prefetch_block(keys, (table[number + 1] * heads.num_kv_heads + kv_head) * block_elements, block_elements)
+                _prefetch(keys, (table[number + 1] * heads.num_kv_heads + kv_head) * block_elements, block_elements)
             for part in range(0, block_size, LANES):
-                column = number * block_size - base + part
-                for query in range(num_queries):
-                    for lane in range(LANES):
-                        scores[query, column + lane] = _ZERO
                 multiply_panel(
-                    num_queries, scores, column, width, scores, column, width,
+                    num_queries, scores, number * block_size - base + part, width, zeros, 0, 0,
                     queries, 0, head_dim, keys, block + part * head_dim, head_dim,
                 )  # fmt: skip
 
         for row in range(first, last):
             for g in range(group):
                 _softmax(scores[(row - first) * group + g, step.starts[row] - base : step.ends[row] - base])
-                for i in range(head_dim):
-                    out[row, (kv_head * group + g) * head_dim + i] = _ZERO
 
+        # From here on in place of the queries.
+        attended = queries
+        attended[: num_queries * head_dim] = _ZERO
         for number in range(first_block, last_block + 1):
             block = (table[number] * heads.num_kv_heads + kv_head) * block_elements
             if number < last_block:
-                _prefetch_block(values, (table[number + 1] * heads.num_kv_heads + kv_head) * block_elements, block_elements)
-            for row in range(first, last):
-                begin = max(step.starts[row], number * block_size)
-                stop = min(step.ends[row], (number + 1) * block_size)
-                if begin >= stop:
-                    continue
-                weights = (row - first) * group * width + begin - base
-                place = row * out_width + kv_head * group * head_dim
-                value = block + (begin - number * block_size) * LANES
-                panel = 0
-                while panel < head_dim:
-                    if panel + 2 * LANES <= head_dim:
-                        multiply_two_panels(
-                            group, out, place + panel, head_dim, out, place + panel, head_dim,
-                            scores, weights, width, values, value + panel * block_size, block_size * LANES, stop - begin,
-                        )  # fmt: skip
-                        panel += 2 * LANES
-                    else:
-                        multiply_panel(
-                            group, out, place + panel, head_dim, out, place + panel, head_dim,
-                            scores, weights, width, values, value + panel * block_size, stop - begin,
-                        )  # fmt: skip
-                        panel += LANES
+                _prefetch(values, (table[number + 1] * heads.num_kv_heads + kv_head) * block_elements, block_elements)
+            row = first
+            while row < last:
+                begin, stop = _part_of_block(step, row, number, block_size)
+                alike = 1
+                while row + alike < last and _part_of_block(step, row + alike, number, block_size) == (begin, stop):
+                    alike += 1
+                query = (row - first) * group
+                for panel in range(0, head_dim, LANES):
+                    multiply_panel(
+                        alike * group, attended, query * head_dim + panel, head_dim,
+                        attended, query * head_dim + panel, head_dim, scores, query * width + begin - base, width,
+                        values, block + panel * block_size + (begin - number * block_size) * LANES, stop - begin,
+                    )  # fmt: skip
+                row += alike
+
+        for row in range(first, last):
+            for i in range(group * head_dim):
+                out[row, kv_head * group * head_dim + i] = attended[(row - first) * group * head_dim + i]
     barrier(team)
 
 
 @njit(**OPTIONS)
-def _prefetch_block(array, place, size):
+def _part_of_block(step, row, number, block_size):
+    """The first key of a block that a row attends to, and the one behind the last; equal where it attends to none."""
+    begin = max(step.starts[row], number * block_size)
+    return begin, max(begin, min(step.ends[row], (number + 1) * block_size))
+
+
+@njit(**OPTIONS)
+def _prefetch(array, place, size):
     """Ask for a block before it is needed: blocks are too short for the processor to foresee where the next one lies."""
     for element in range(0, size, LANES):
         prefetch(array, place + element)
@@ -118,9 +119,7 @@ def _prefetch_block(array, place, size):
 
 @njit(**OPTIONS)
 def _softmax(weights):
-    most = weights[0]
-    for i in range(weights.shape[0]):
-        most = max(most, weights[i])
+    most = highest(weights)
     total = _ZERO
     for i in range(weights.shape[0]):
         weight = exp(weights[i] - most)

@@ -80,7 +80,7 @@ def _multiply(num_rows, out, out_at, out_stride, bias, bias_at, x, x_at, panels,
     """Rows of x from flat place `x_at` on, times `count` panels from `first` on."""
     depth = panels.shape[1]
     size = depth * LANES
-    if count == 2 and num_rows < _FEW_ROWS:
+    if count == 2 and num_rows <= 2:
         multiply_two_panels(
             num_rows, out, out_at, out_stride, bias, bias_at, 0, x, x_at, depth, panels, first * size, size, depth
         )

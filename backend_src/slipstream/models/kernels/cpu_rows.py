@@ -7,7 +7,7 @@ from numba import njit
 
 from slipstream.models.kernels.cpu_math import OPTIONS
 from slipstream.models.kernels.cpu_team import barrier, take
-from slipstream.models.kernels.cpu_tile import LANES, load_stored, store_stored
+from slipstream.models.kernels.cpu_tile import LANES, highest, load_stored, store_stored
 
 _ROWS_AT_ONCE = 4
 _ZERO = np.float32(0.0)
@@ -114,16 +114,15 @@ def rotate_and_store(team, heads, qkv, query_norm, key_norm, epsilon, keys, valu
 
 
 @njit(**OPTIONS)
-def find_highest(team, logits, num_rows, vocab_size, highest, token_ids):
+def find_highest(team, logits, num_rows, vocab_size, best, token_ids):
     """The highest of each row's logits and the lowest id that has it; NaN, with any id, where one of them is NaN."""
     while True:
         row = take(team)
         if row >= num_rows:
             break
         values = logits[row, :vocab_size]
-        most, total = values[0], _ZERO
+        most, total = highest(values), _ZERO
         for i in range(vocab_size):
-            most = max(most, values[i])
             total += values[i] * _ZERO  # NaN where one is NaN or infinite
         if total != total:
             for i in range(vocab_size):
@@ -132,7 +131,7 @@ def find_highest(team, logits, num_rows, vocab_size, highest, token_ids):
         found = 0
         while found < vocab_size - 1 and values[found] != most:
             found += 1
-        highest[row], token_ids[row] = most, found
+        best[row], token_ids[row] = most, found
     barrier(team)
 
 

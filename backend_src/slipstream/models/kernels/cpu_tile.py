@@ -7,6 +7,7 @@ Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -152,14 +153,22 @@ def multiply_two_panels(
     rows, out, out_at, out_stride, initial, initial_at, initial_stride, x, x_at, x_stride, w, w_at, w_stride, depth
 ):
     """As `_tile`, for any number of rows and two panels; with few rows more sums are under way at once."""
-    while rows >= 3:
-        _tile(3, 2, out, out_at, out_stride, initial, initial_at, initial_stride, x, x_at, x_stride, w, w_at, w_stride, depth)
-        rows, out_at = rows - 3, out_at + 3 * out_stride
-        initial_at, x_at = initial_at + 3 * initial_stride, x_at + 3 * x_stride
-    if rows == 2:
+    while rows >= 2:
         _tile(2, 2, out, out_at, out_stride, initial, initial_at, initial_stride, x, x_at, x_stride, w, w_at, w_stride, depth)
-    elif rows == 1:
+        rows, out_at = rows - 2, out_at + 2 * out_stride
+        initial_at, x_at = initial_at + 2 * initial_stride, x_at + 2 * x_stride
+    if rows == 1:
         _tile(1, 2, out, out_at, out_stride, initial, initial_at, initial_stride, x, x_at, x_stride, w, w_at, w_stride, depth)
+
+
+@njit(**OPTIONS)
+def highest(values):
+    """The highest of a contiguous array [count]; what is NaN may be passed over."""
+    whole = values.shape[0] // LANES * LANES
+    most = _highest_of_lanes(values, whole)
+    for i in range(whole, values.shape[0]):
+        most = max(most, values[i])
+    return most
 
 
 def pack_panels(weight: np.ndarray) -> np.ndarray:
@@ -210,3 +219,27 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.intp), generate
+
+
+@intrinsic
+def _highest_of_lanes(typingctx: Any, array: Any, count: Any) -> Any:
+    """The highest of the first `count` elements, a multiple of 16; minus infinity of none."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+
+        def compare(most: list[Any], k: Any) -> list[Any]:
+            place = builder.bitcast(builder.gep(data, [builder.mul(k, ir.Constant(_INT64, LANES))]), _SUMS.as_pointer())
+            values = builder.load(place, align=4)
+            return [builder.select(builder.fcmp_ordered(">", values, most[0]), values, most[0])]
+
+        lowest = ir.Constant(_SUMS, [-math.inf] * LANES)
+        vectors = builder.sdiv(arguments[1], ir.Constant(_INT64, LANES))
+        (most,) = _loop(builder, [lowest], ir.Constant(_INT64, 0), vectors, 1, compare)
+        result = ir.Constant(_FLOAT, -math.inf)
+        for lane in range(LANES):
+            value = builder.extract_element(most, ir.Constant(_INT32, lane))
+            result = builder.select(builder.fcmp_ordered(">", value, result), value, result)
+        return result
+
+    return types.float32(array, types.intp), generate
