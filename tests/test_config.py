@@ -32,7 +32,7 @@ def refusal(**fields: Any) -> str:
     [
         ("policy", "static", "continuous, lockstep, iterative"),
         ("device", "tpu", "auto, cpu, cuda"),
-        ("weights", "int4", "auto, fp16, fp32, bf16"),
+        ("weights", "int4", "auto, fp16, fp32, int8, bf16"),
         ("executor", "onnx", "native, transformers"),
         ("admission", "greedy", "optimistic, no_evict"),
         ("max_num_seqs", 0, "1 to 4096"),

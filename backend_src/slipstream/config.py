@@ -21,7 +21,7 @@ from slipstream.errors import ConfigError
 _CHOICES = {
     "policy": ("continuous", "lockstep", "iterative"),
     "device": ("auto", "cpu", "cuda"),
-    "weights": ("auto", "fp16", "fp32", "bf16"),
+    "weights": ("auto", "fp16", "fp32", "int8", "bf16"),
     "executor": ("native", "transformers"),
     "admission": ("optimistic", "no_evict"),
     "queue_order": ("fcfs", "priority", "fair"),
@@ -55,15 +55,15 @@ class EngineConfig:
         policy: who is computed when: `continuous`, `lockstep` (static and dynamic batching) or `iterative`.
         model: a built-in name, a folder in Hugging Face's layout, or a hub id.
         device: `cpu`, `cuda`, or `auto` (cuda where there is one).
-        weights: storage of the matmul weights: `fp16` (packed, CPU), `fp32` or `bf16` (CUDA); `auto` is fp16 on a CPU
-            and bf16 on CUDA.
+        weights: storage of the matmul weights: `fp16` or `int8` (packed, CPU), `fp32` or `bf16` (CUDA); `auto` is fp16
+            on a CPU and bf16 on CUDA.
         executor: what computes a step: `native`, this project's own model code, or `transformers`, which is its
             `model.generate()` (lockstep policy; without fp16 weights, so that `auto` is fp32 on a CPU).
         max_num_seqs: seats, the most sequences computed in one step.
         max_num_batched_tokens: token budget of one step of the continuous policy; 0 is 64 on a CPU, 8192 on
             CUDA, and no less than max_num_seqs.
         max_model_len: longest prompt plus answer in tokens; 0 is the model's own limit.
-        block_size: tokens in one KV block.
+        block_size: tokens in one KV block, a multiple of 8, on a CPU of 16.
         kv_cache_bytes: size of the KV pool in bytes.
         admission: `optimistic` (preempts when its forecast was wrong) or `no_evict` (admits only what can finish).
         chunked_prefill: whether a prompt may be spread over several steps.
@@ -130,9 +130,9 @@ class EngineConfig:
                     f"executor is 'transformers' and policy is {self.policy!r}; generate() computes whole batches, so "
                     "only the policy 'lockstep' (static and dynamic batching) has it"
                 )
-            if self.weights == "fp16":
+            if self.weights in ("fp16", "int8"):
                 raise ConfigError(
-                    "weights is 'fp16', a packed storage that only the executor 'native' computes with; allowed beside "
+                    f"weights is {self.weights!r}, a packed storage that only the executor 'native' computes with; allowed beside "
                     "executor 'transformers' are auto, fp32, bf16"
                 )
         _ = self.weight_of_tenant  # is it readable?

@@ -19,7 +19,7 @@ from observed import ObservedEngine
 from scripted import ScriptedRunner, make_config, make_request, output_of
 from slipstream.engine.logits import edit_logits
 from slipstream.engine.request import NOTHING_ALLOWED, Request
-from slipstream.engine.sampler import sample
+from slipstream.engine.sampler import Logits, sample
 
 VOCAB = 32
 EOS = frozenset({3, 5})
@@ -109,7 +109,7 @@ def test_a_request_that_allows_no_token_fails_alone() -> None:
     ):
         for temperature in (0.0, 1.0):
             blocked = request_of([1], [], temperature=temperature, **fields)
-            assert sample(logits, [blocked, request_of([1], [])]) == [NOTHING_ALLOWED, int(row_of(5).argmax())]
+            assert sample(Logits.of(logits), [blocked, request_of([1], [])]) == [NOTHING_ALLOWED, int(row_of(5).argmax())]
     blocked.append(NOTHING_ALLOWED, now=1.0)
     assert (blocked.finish_reason, blocked.error) == ("error", "the request's parameters allow no token at all")
 
@@ -134,8 +134,8 @@ def test_each_row_of_a_batch_is_edited_by_its_own_request_alone() -> None:
         ]
         logits = torch.cat([row_of(generator.randrange(1000)) for _ in requests])
         before = logits.clone()
-        alone = [sample(logits[row : row + 1], [request])[0] for row, request in enumerate(requests)]
-        assert sample(logits, requests) == alone
+        alone = [sample(Logits.of(logits[row : row + 1]), [request])[0] for row, request in enumerate(requests)]
+        assert sample(Logits.of(logits), requests) == alone
         assert torch.equal(logits, before), "the model's logits were changed"
 
 
@@ -145,7 +145,7 @@ class SamplingRunner(ScriptedRunner):
     def _sample(self, chunk) -> int:  # type: ignore[no-untyped-def]
         super()._sample(chunk)  # reads the whole context back
         row = torch.randn(1, 32, generator=torch.Generator().manual_seed(chunk.token_ids[-1] % 4))
-        return sample(row, [chunk.request])[0]
+        return sample(Logits.of(row), [chunk.request])[0]
 
 
 @pytest.mark.parametrize("fields", FIELDS[1:], ids=str)

@@ -10,7 +10,7 @@ import torch
 from scripted import make_request
 from slipstream.engine.logprobs import score
 from slipstream.engine.request import MOST_LOGPROBS, SAMPLING_FAILED
-from slipstream.engine.sampler import sample, sample_each
+from slipstream.engine.sampler import Logits, sample, sample_each
 
 VOCAB = 50
 
@@ -46,9 +46,9 @@ def test_among_equals_the_lowest_id_comes_first() -> None:
 def test_a_request_that_breaks_the_sampler_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
     logits = make_logits(4)
     requests = [make_request(number, 3, 10, seed=number, temperature=0.8) for number in range(4)]
-    expected = sample(logits, requests)
+    expected = sample(Logits.of(logits), requests)
     # No door lets an id through that the vocabulary does not have.
     requests[2] = make_request(2, 3, 10, logit_bias={VOCAB: 1.0})
     with caplog.at_level(logging.ERROR):
-        assert sample_each(logits, requests) == [*expected[:2], SAMPLING_FAILED, expected[3]]
+        assert sample_each(Logits.of(logits), requests) == [*expected[:2], SAMPLING_FAILED, expected[3]]
     assert "no token could be chosen for request 2" in caplog.text

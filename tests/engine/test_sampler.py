@@ -15,7 +15,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 from scripted import make_request
 from slipstream.engine import sampler
 from slipstream.engine.request import NOT_FINITE, Request
-from slipstream.engine.sampler import sample
+from slipstream.engine.sampler import Logits, sample
 
 VOCAB = 50
 
@@ -42,7 +42,7 @@ def at_index(number: int, index: int, **sampling: object) -> Request:
 
 def test_greedy_takes_the_highest_and_the_lowest_id_among_equals() -> None:
     logits = torch.tensor([[1.0, 5.0, 2.0, 5.0], [0.0, -1.0, 3.0, -2.0]])
-    assert sample(logits, [at_index(0, 0, temperature=0.0)] * 2) == [1, 2]
+    assert sample(Logits.of(logits), [at_index(0, 0, temperature=0.0)] * 2) == [1, 2]
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 9e-6, 1e-40, 5e-324, 0.0, -0.0])
@@ -51,13 +51,13 @@ def test_a_tiny_temperature_gives_the_greedy_token(temperature: float) -> None:
     logits = torch.full((1, VOCAB), 10.5)
     logits[0, 7], logits[0, 30] = 11.0, 11.0078125
     for seed in range(20):
-        assert sample(logits, [at_index(0, seed, temperature=temperature, seed=seed)]) == [30]
+        assert sample(Logits.of(logits), [at_index(0, seed, temperature=temperature, seed=seed)]) == [30]
 
 
 @pytest.mark.parametrize("temperature", [1e4, 1e30, 1e300])
 def test_a_huge_temperature_draws_evenly(temperature: float) -> None:
     """SAM-15: and does not overflow."""
-    drawn = sample(logits_of(1).repeat(500, 1), [at_index(0, 0, temperature=temperature, seed=s) for s in range(500)])
+    drawn = sample(Logits.of(logits_of(1).repeat(500, 1)), [at_index(0, 0, temperature=temperature, seed=s) for s in range(500)])
     assert len(set(drawn)) == VOCAB
 
 
@@ -71,15 +71,15 @@ def test_broken_logits_end_their_own_row_only(bad: float, place: int | slice, te
     """SAM-02: at any place, for greedy and drawn rows; the neighbours get what they get alone."""
     logits = logits_of(1, 2, 3)
     requests = [at_index(n, 4, temperature=t, seed=n) for n, t in enumerate((0.0, temperature, 1.0))]
-    alone = [sample(logits[row : row + 1], [requests[row]])[0] for row in (0, 2)]
+    alone = [sample(Logits.of(logits[row : row + 1]), [requests[row]])[0] for row in (0, 2)]
     logits[1, place] = bad
-    assert sample(logits, requests) == [alone[0], NOT_FINITE, alone[1]]
+    assert sample(Logits.of(logits), requests) == [alone[0], NOT_FINITE, alone[1]]
 
 
 def test_a_logit_of_minus_infinity_is_a_token_that_is_never_drawn() -> None:
     logits = torch.zeros(1, 4)
     logits[0, 2] = -math.inf
-    drawn = {sample(logits, [at_index(0, index, seed=5)])[0] for index in range(200)}
+    drawn = {sample(Logits.of(logits), [at_index(0, index, seed=5)])[0] for index in range(200)}
     assert drawn == {0, 1, 3}
 
 
@@ -104,7 +104,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_softmax(temperature: flo
         requests = [at_index(0, 0, temperature=temperature, seed=seed) for seed in range(count)]
     else:
         requests = [at_index(0, index, temperature=temperature, seed=11) for index in range(count)]
-    counts = torch.bincount(torch.tensor(sample(logits.repeat(count, 1), requests)), minlength=vocab).double()
+    counts = torch.bincount(torch.tensor(sample(Logits.of(logits.repeat(count, 1)), requests)), minlength=vocab).double()
     probabilities = torch.softmax(logits[0].double() / temperature, dim=-1)
     assert (probabilities * count).min() > 5
     assert chi_square_p(counts, probabilities) > 1e-3
@@ -142,7 +142,7 @@ def test_top_k_top_p_and_min_p_keep_what_transformers_keeps(
     requests = [at_index(0, 0, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)] * len(middles)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "uniform", lambda *_: middles.numpy().astype(np.float64))
-        drawn = sample(logits.repeat(len(middles), 1), requests)
+        drawn = sample(Logits.of(logits.repeat(len(middles), 1)), requests)
     assert drawn == [*order.tolist(), order[-1].item()]
 
 
@@ -152,13 +152,13 @@ def test_top_p_zero_keeps_the_most_likely_token_alone(temperature: float) -> Non
     logits = logits_of(4)
     best = int(logits.argmax())
     requests = [at_index(0, index, temperature=temperature, top_p=0.0) for index in range(50)]
-    assert sample(logits.repeat(50, 1), requests) == [best] * 50
+    assert sample(Logits.of(logits.repeat(50, 1)), requests) == [best] * 50
 
 
 def test_top_p_keeps_no_more_than_the_smallest_set_that_holds_it() -> None:
     """Four tokens of exactly a quarter each: two hold one half."""
     requests = [at_index(0, index, top_p=0.5, seed=3) for index in range(100)]
-    assert set(sample(torch.zeros(100, 4), requests)) == {0, 1}
+    assert set(sample(Logits.of(torch.zeros(100, 4)), requests)) == {0, 1}
 
 
 def test_rows_of_one_batch_keep_their_own_parameters() -> None:
@@ -173,8 +173,8 @@ def test_rows_of_one_batch_keep_their_own_parameters() -> None:
     for index in range(20):
         requests = [at_index(n, index, seed=n, **fields) for n, fields in enumerate(parameters)]
         logits = logits_of(*range(index, index + len(requests)))
-        alone = [sample(logits[n : n + 1], [request])[0] for n, request in enumerate(requests)]
-        assert sample(logits, requests) == alone
+        alone = [sample(Logits.of(logits[n : n + 1]), [request])[0] for n, request in enumerate(requests)]
+        assert sample(Logits.of(logits), requests) == alone
 
 
 # --- seeds
@@ -187,7 +187,7 @@ def tokens_with_seed(seed: int, neighbours: list[int], count: int = 12) -> list[
         beside = [at_index(n, index * n % 17, seed=n) for n in neighbours if (index + n) % 3 or len(neighbours) < 3]
         requests = [*beside[: len(beside) // 2], at_index(99, index, seed=seed), *beside[len(beside) // 2 :]]
         logits = logits_of(*range(1000, 1000 + len(beside) // 2), index, *range(2000, 2008))
-        tokens.append(sample(logits[: len(requests)], requests)[len(beside) // 2])
+        tokens.append(sample(Logits.of(logits[: len(requests)]), requests)[len(beside) // 2])
     return tokens
 
 
@@ -205,9 +205,9 @@ def test_a_seed_gives_the_same_tokens_in_any_batch() -> None:
 def test_logits_of_any_dtype_are_sampled_in_float32(dtype: torch.dtype) -> None:
     logits = logits_of(8).to(dtype)
     request = at_index(0, 5, seed=9)
-    assert sample(logits, [request]) == sample(logits.float(), [request])
+    assert sample(Logits.of(logits), [request]) == sample(Logits.of(logits.float()), [request])
 
 
 def test_no_rows_are_no_tokens() -> None:
     """A step whose chunks all end inside a prompt samples nothing."""
-    assert sample(torch.empty(0, VOCAB), []) == []
+    assert sample(Logits.of(torch.empty(0, VOCAB)), []) == []

@@ -12,6 +12,8 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from slipstream.models import runner
 from slipstream.models.kernels.torch_ops import TorchKernels
+from slipstream.models.llama import LlamaModel
+from slipstream.models.weights import Checkpoint
 from tiny_model import SHAPE, Answer, TinyEngine, load_reference, make_prompts, save_tiny_model
 
 LLAMA3_ROPE = {
@@ -45,14 +47,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: save_tiny_model(tmp_path_factory.mktemp("model"), config) for name, config in CONFIGS.items()}
 
 
-def use_torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the CPU on the plain torch operations that CUDA uses."""
+def use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run on the plain torch operations that CUDA uses."""
 
-    def make(model: Any, config: Any, device: torch.device, storage: str) -> TorchKernels:
-        shape = (model.num_heads, model.num_kv_heads, model.head_dim, config.block_size)
-        return TorchKernels(*shape, device=device, dtype=torch.float32)
+    def make(config: Any, model: Any, folder: Path, device: torch.device, storage: str, max_len: int) -> LlamaModel:
+        heads = (model.num_heads, model.num_kv_heads, model.head_dim, config.block_size)
+        kernels = TorchKernels(*heads, device=device, dtype=torch.float32)
+        return LlamaModel(model, Checkpoint(folder), kernels, storage, max_len)
 
-    monkeypatch.setattr(runner, "_make_kernels", make)
+    monkeypatch.setattr(runner, "_make_model", make)
 
 
 def assert_agrees(answer: Answer, prompt: list[int], reference: Any) -> None:
@@ -74,7 +77,7 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(
 ) -> None:
     """In one batch, prompts in chunks."""
     if kernels == "torch":
-        use_torch_kernels(monkeypatch)
+        use_torch(monkeypatch)
     engine = TinyEngine(folders[name], weights="fp32", max_num_batched_tokens=50)
     for number, prompt in enumerate(PROMPTS):
         engine.start(number, prompt, max_tokens=10)
@@ -136,7 +139,7 @@ def test_the_torch_path_batches_continuously(
     folders: dict[str, Path], policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32 its greedy tokens are those of each request alone, also when it preempts."""
-    use_torch_kernels(monkeypatch)
+    use_torch(monkeypatch)
     engine = TinyEngine(folders["llama"], weights="fp32")
     alone = [engine.answer(prompt[:20], max_tokens=30).token_ids for prompt in PROMPTS]
     blocks = 8 if policy == "continuous" else 64
@@ -163,7 +166,7 @@ def test_lock_step_rows_that_ended_may_run_past_the_context(
 ) -> None:
     """A full-length prompt with a short answer is computed on beside a short prompt with a full-length answer."""
     if kernels == "torch":
-        use_torch_kernels(monkeypatch)
+        use_torch(monkeypatch)
     prompt = PROMPTS[1][:60]
     fields = {"weights": "fp32", "max_model_len": 64}
     alone = TinyEngine(folders["llama"], **fields)

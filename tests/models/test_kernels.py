@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
@@ -11,23 +12,22 @@ import torch
 
 from slipstream.engine.batch import Batch, Chunk
 from slipstream.engine.request import Request, SamplingParams
-from slipstream.models.kernels.cpu import CpuKernels, usable_threads
-from slipstream.models.kernels.cpu_attention import make_attention
+from slipstream.models.cpu_llama import step_arrays
+from slipstream.models.kernels import cpu_attention, cpu_rows
 from slipstream.models.kernels.cpu_math import OPTIONS, exp
+from slipstream.models.kernels.cpu_step import Heads
+from slipstream.models.kernels.cpu_team import make_team
 from slipstream.models.kernels.torch_ops import TorchKernels
-from slipstream.models.llama import rotary_tables
+from slipstream.models.rope import rotary_tables
 from slipstream.models.step_input import StepInput
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 16
 SHAPE = (HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE)
 NUM_BLOCKS = 40
 WIDTH = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+NO_NORM = np.zeros(0, np.float32)
 # Half a unit in the last place of float32, relative.
 EPS = 2.0**-24
-
-
-def cpu_kernels(threads: int = 1) -> CpuKernels:
-    return CpuKernels(*SHAPE, num_threads=threads)
 
 
 def torch_kernels() -> TorchKernels:
@@ -62,27 +62,47 @@ def test_exp_is_accurate_over_its_whole_range() -> None:
     assert out[4] == 1.0
 
 
+def on_threads(count: int, kernel: Any, *arguments: Any) -> None:
+    """Run a kernel by a team of threads."""
+    team = make_team(count)
+    with ThreadPoolExecutor(count) as pool:
+        for run in [pool.submit(kernel, team, *arguments) for _ in range(count)]:
+            run.result()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("rows", [1, 5, 40])
-def test_rms_norm(rows: int) -> None:
+def test_rms_norm(rows: int, threads: int) -> None:
     """A sum of 64 squares and three products: a relative error of a few units in the last place."""
     x, weight = random(rows, 64, scale=3.0), random(64, seed=1)
     exact = x.double() / (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-    for kernels in (cpu_kernels(), torch_kernels()):
-        out = kernels.rms_norm(x, weight, 1e-5, rows)
-        torch.testing.assert_close(out.double(), exact, rtol=16 * EPS, atol=1e-12)
+    out = torch.empty(rows, 64)
+    on_threads(threads, cpu_rows.rms_norm, x.numpy(), rows, weight.numpy(), np.float32(1e-5), out.numpy())
+    for found in (out, torch_kernels().rms_norm(x, weight, 1e-5)):
+        torch.testing.assert_close(found.double(), exact, rtol=16 * EPS, atol=1e-12)
 
 
 def test_add_rms_norm_adds_in_place_and_leaves_rows_beyond_the_batch() -> None:
     delta, residual, weight = random(6, 64), random(6, 64, seed=1), random(64, seed=2)
-    summed = residual + delta
-    for kernels in (cpu_kernels(), torch_kernels()):
-        changed = residual.clone()
-        out = kernels.add_rms_norm(delta, changed, weight, 1e-5, 4)
-        assert torch.equal(changed[:4], summed[:4])
-        assert torch.equal(out[:4], kernels.rms_norm(summed, weight, 1e-5, 4)[:4])
-    changed = residual.clone()
-    cpu_kernels().add_rms_norm(delta, changed, weight, 1e-5, 4)
+    summed, changed, out = residual + delta, residual.clone(), torch.zeros(6, 64)
+    arrays = (delta.numpy(), changed.numpy(), 4, weight.numpy(), np.float32(1e-5), out.numpy())
+    on_threads(1, cpu_rows.add_rms_norm, *arrays)
+    assert torch.equal(changed[:4], summed[:4])
     assert torch.equal(changed[4:], residual[4:])
+    normed = torch_kernels().rms_norm(summed, weight, 1e-5)
+    torch.testing.assert_close(out[:4], normed[:4], rtol=16 * EPS, atol=1e-12)
+    assert not out[4:].any()
+    assert torch.equal(torch_kernels().add_rms_norm(delta, residual, weight, 1e-5), normed)
+
+
+def test_selected_rows_are_normed_without_a_trace_and_as_often_as_asked_for() -> None:
+    delta, residual, weight = random(6, 64), random(6, 64, seed=1), random(64, seed=2)
+    rows, out, before = np.array([5, 2, 2]), torch.zeros(6, 64), residual.clone()
+    arrays = (delta.numpy(), residual.numpy(), rows, weight.numpy(), np.float32(1e-5), out.numpy())
+    on_threads(1, cpu_rows.select_rms_norm, *arrays)
+    normed = torch_kernels().rms_norm(residual + delta, weight, 1e-5)
+    torch.testing.assert_close(out[:3], normed[rows], rtol=16 * EPS, atol=1e-12)
+    assert torch.equal(residual, before)
 
 
 def test_head_norm_normalises_the_named_heads_and_no_others() -> None:
@@ -90,24 +110,34 @@ def test_head_norm_normalises_the_named_heads_and_no_others() -> None:
     heads = qkv.double().unflatten(1, (-1, HEAD_DIM))
     exact = heads.clone()
     exact[:, 4:6] = (heads / (heads.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double())[:, 4:6]
-    for kernels in (cpu_kernels(), torch_kernels()):
-        changed = qkv.clone()
-        kernels.head_norm(changed, HEADS, KV_HEADS, weight, 1e-6)
-        torch.testing.assert_close(changed.double(), exact.flatten(1), rtol=16 * EPS, atol=1e-12)
-        assert torch.equal(changed[:, : HEADS * HEAD_DIM], qkv[:, : HEADS * HEAD_DIM])
+    changed = qkv.clone()
+    torch_kernels().head_norm(changed, HEADS, KV_HEADS, weight, 1e-6)
+    torch.testing.assert_close(changed.double(), exact.flatten(1), rtol=16 * EPS, atol=1e-12)
+    assert torch.equal(changed[:, : HEADS * HEAD_DIM], qkv[:, : HEADS * HEAD_DIM])
+
+
+def test_silu_mul() -> None:
+    """Gates from -60 to 60."""
+    gate_up = random(50, 96, scale=20.0)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    exact = gate * torch.sigmoid(gate) * up
+    torch.testing.assert_close(torch_kernels().silu_mul(gate_up).double(), exact, rtol=1e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("rows", [1, 2, 50])
-def test_silu_mul(rows: int, threads: int) -> None:
-    """Gates from -60 to 60."""
-    numba.set_num_threads(min(threads, usable_threads()))
-    gate_up = random(rows, 96, scale=20.0)
-    gate, up = gate_up.double().chunk(2, dim=-1)
-    exact = gate * torch.sigmoid(gate) * up
-    for kernels in (cpu_kernels(), torch_kernels()):
-        out = kernels.silu_mul(gate_up, rows)
-        torch.testing.assert_close(out.double(), exact, rtol=1e-6, atol=1e-30)
+def test_the_highest_logit_is_found_with_its_lowest_id(threads: int) -> None:
+    """Of a vocabulary that is no multiple of 16, whose filling must not count."""
+    logits = random(9, 112)
+    logits[:, 100:] = 1e9
+    logits[1, [7, 50, 99]] = 10.0
+    logits[2] = -torch.inf
+    logits[3, 40], logits[4, 99], logits[5, 0] = torch.nan, torch.inf, torch.nan
+    logits[6, 3] = -torch.inf
+    best, ids = np.empty(9, np.float32), np.empty(9, np.int64)
+    on_threads(threads, cpu_rows.find_highest, logits.numpy(), 9, 100, best, ids)
+    expected, expected_ids = logits[:, :100].max(-1)
+    np.testing.assert_array_equal(best, expected.numpy())
+    assert ids.tolist() == expected_ids.tolist()
 
 
 # --- attention
@@ -143,15 +173,30 @@ def filled_caches() -> tuple[torch.Tensor, torch.Tensor]:
     return random(*shape, seed=5), random(*shape, seed=6)
 
 
-def run_cpu(qkv: torch.Tensor, step: StepInput, cos: Any, sin: Any, threads: int = 1) -> tuple[torch.Tensor, ...]:
-    kernels = cpu_kernels(threads)
-    cache = kernels.allocate_cache(NUM_BLOCKS)
-    keys, values = filled_caches()
-    cache.keys[:], cache.values[:] = keys.transpose(2, 3).numpy(), values.numpy()
-    arrays = kernels.prepare(step)
-    kernels.rotate_and_store(qkv, cache, arrays, cos, sin)
-    out = kernels.attention(qkv, cache, arrays)
-    return out, torch.from_numpy(cache.keys).transpose(2, 3), torch.from_numpy(cache.values)
+def run_cpu(
+    qkv: torch.Tensor, step: StepInput, cos: Any, sin: Any, threads: int = 1, norms: tuple[Any, Any] = (NO_NORM,) * 2
+) -> tuple[torch.Tensor, ...]:
+    """Rotate, store and attend; the output, and the cache [NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_DIM]."""
+    heads, arrays = Heads(HEADS, KV_HEADS, HEAD_DIM), step_arrays(step)
+    keys, values = (part.numpy() for part in filled_caches())
+    # Panels of 16 keys, and of 16 dimensions.
+    keys = np.ascontiguousarray(keys.reshape(NUM_BLOCKS, KV_HEADS, -1, 16, HEAD_DIM).transpose(0, 1, 2, 4, 3))
+    values = np.ascontiguousarray(values.reshape(NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, -1, 16).transpose(0, 1, 3, 2, 4))
+    tables = (cos.numpy(), sin.numpy())
+    epsilon = np.float32(1e-6)
+    on_threads(threads, cpu_rows.rotate_and_store, heads, qkv.numpy(), *norms, epsilon, keys, values, arrays, *tables)
+    queries = cpu_attention.ROWS_OF_TILE * HEADS // KV_HEADS
+    out = torch.empty(step.num_tokens, HEADS * HEAD_DIM)
+    width = int(step.context_end.max()) + 2 * BLOCK_SIZE
+
+    def attend(team: Any) -> None:
+        own = np.empty(queries * HEAD_DIM, np.float32), np.full((queries, width), np.nan, np.float32)
+        cpu_attention.attention(team, heads, qkv.numpy(), keys, values, arrays, *own, out.numpy())
+
+    on_threads(threads, attend)
+    keys = keys.transpose(0, 1, 2, 4, 3).reshape(NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    values = values.transpose(0, 1, 3, 2, 4).reshape(NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    return out, torch.from_numpy(keys), torch.from_numpy(values)
 
 
 def run_torch(qkv: torch.Tensor, step: StepInput, cos: Any, sin: Any) -> tuple[torch.Tensor, ...]:
@@ -226,20 +271,33 @@ def test_one_thread_and_two_give_the_same_bits() -> None:
     assert torch.equal(run_cpu(qkv.clone(), step, cos, sin, 1)[0], run_cpu(qkv.clone(), step, cos, sin, 2)[0])
 
 
-def test_attention_is_compiled_once_for_all_engines() -> None:
-    """A second kernel of the same shape, in this process or another, is loaded from numba's cache on the disk."""
+def test_heads_are_normed_before_they_are_rotated() -> None:
+    """Qwen3: queries and keys, each by its own weights, and no values."""
     step = StepInput.from_batch(ragged_batch(), BLOCK_SIZE)
     cos, sin = rotary_tables({"rope_theta": 1e4, "rope_type": "default"}, HEAD_DIM, 256, torch.device("cpu"))
-    run_cpu(random(step.num_tokens, WIDTH), step, cos, sin)
-    cache = cpu_kernels().allocate_cache(NUM_BLOCKS)
-    out = np.empty((step.num_tokens, HEADS * HEAD_DIM), np.float32)
-    qkv = random(step.num_tokens, WIDTH).numpy()
-    kernel = make_attention(*SHAPE)
-    tiles = cpu_kernels().prepare(step).tiles
-    arrays = (step.block_tables, step.sequences, step.context_start, step.context_end, tiles)
-    kernel(qkv, cache.keys, cache.values, *arrays, out)
-    assert kernel.stats.cache_misses.total() == 0
-    assert kernel.stats.cache_hits.total() == 1
+    qkv, norms = random(step.num_tokens, WIDTH, seed=9), (random(HEAD_DIM, seed=1), random(HEAD_DIM, seed=2))
+    found = run_cpu(qkv.clone(), step, cos, sin, norms=tuple(norm.numpy() for norm in norms))
+    kernels, normed = torch_kernels(), qkv.clone()
+    kernels.head_norm(normed, 0, HEADS, norms[0], 1e-6)
+    kernels.head_norm(normed, HEADS, KV_HEADS, norms[1], 1e-6)
+    for result, expected in zip(found, run_torch(normed, step, cos, sin), strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-5, atol=5e-6)
+
+
+def test_a_rows_attention_does_not_depend_on_what_lies_beside_it_in_its_blocks() -> None:
+    """Keys and values of places that it does not attend to may be anything, such as what a broken request left."""
+    cos, sin = rotary_tables({"rope_theta": 1e4, "rope_type": "default"}, HEAD_DIM, 256, torch.device("cpu"))
+    step = StepInput.from_batch(Batch([chunk(1, 20, [3, 1], padding=5)]), BLOCK_SIZE)
+    qkv = random(1, WIDTH)
+    expected = run_cpu(qkv.clone(), step, cos, sin)[0]
+    attended = np.zeros((NUM_BLOCKS, BLOCK_SIZE), bool)
+    attended[3, 5:], attended[1, :5] = True, True
+    poisoned = [part.clone() for part in filled_caches()]
+    for part in poisoned:
+        part.transpose(1, 2)[torch.from_numpy(~attended)] = torch.nan
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{__name__}.filled_caches", lambda: tuple(poisoned))
+        assert torch.equal(run_cpu(qkv.clone(), step, cos, sin)[0], expected)
 
 
 @pytest.mark.parametrize("huge", [60.0, 1000.0])

@@ -14,6 +14,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Request, SamplingParams
+from slipstream.engine.sampler import Logits
 from slipstream.models.runner import make_runner
 
 VOCAB_SIZE = 256
@@ -128,10 +129,10 @@ class TinyEngine:
         self.start(number, prompt_ids, **sampling)
         return self.run()[number]
 
-    def _keep_logits(self, batch: Batch) -> torch.Tensor:
+    def _keep_logits(self, batch: Batch) -> Logits:
         logits = self._logits(batch)
         # Behind them come the rows that score prompts.
-        for row, chunk in zip(logits, batch.sampled, strict=False):
+        for row, chunk in zip(logits.values, batch.sampled, strict=False):
             if not chunk.request.finished:
                 self.answers[chunk.request.key[1]].logits.append(row.clone())
         return logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,10 +12,29 @@ from slipstream.engine.logits import edit_logits
 from slipstream.engine.noise import uniform
 from slipstream.engine.request import NOT_FINITE, NOTHING_ALLOWED, SAMPLING_FAILED, Request
 
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """What a model says of the next token of some rows."""
+
+    values: torch.Tensor  # [num_rows, vocab]
+    highest: torch.Tensor  # [num_rows], not finite where one of the row's is NaN or plus infinity
+    token_ids: torch.Tensor  # [num_rows] int64, the lowest id among those that have the highest
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> Logits:
+        """With the highest looked up."""
+        return cls(values, *values.max(dim=-1))
+
+    def __getitem__(self, rows: slice) -> Logits:
+        return Logits(self.values[rows], self.highest[rows], self.token_ids[rows])
+
+
 log = logging.getLogger(__name__)
 
 
-def sample_each(logits: torch.Tensor, requests: list[Request]) -> list[int]:
+def sample_each(logits: Logits, requests: list[Request]) -> list[int]:
     """As `sample`; a request with which that fails gets `SAMPLING_FAILED`, and the others their tokens."""
     try:
         return sample(logits, requests)
@@ -25,8 +45,8 @@ def sample_each(logits: torch.Tensor, requests: list[Request]) -> list[int]:
         return [SAMPLING_FAILED]
 
 
-def sample(logits: torch.Tensor, requests: list[Request]) -> list[int]:
-    """Choose the next token of each request from its row of `logits` [num_requests, vocab].
+def sample(found: Logits, requests: list[Request]) -> list[int]:
+    """Choose the next token of each request from its row of the logits.
 
     First each request edits its logits (`edit_logits`). Greedy rows then take the highest one, the lowest id among
     equals. The others are drawn by inverse transform from softmax(logits / temperature), cut to top_k, then to the
@@ -34,7 +54,7 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> list[int]:
     transformers' `generate`); the number drawn depends on the request's seed, choice index and output index alone. A
     row whose logits are not finite gives `NOT_FINITE`, one with nothing left to choose from `NOTHING_ALLOWED`.
     """
-    highest, token_ids = logits.max(dim=-1)
+    logits, highest, token_ids = found.values, found.highest, found.token_ids
     finite = torch.isfinite(highest)
     edited = [row for row, request in enumerate(requests) if request.edits_logits]
     if edited:

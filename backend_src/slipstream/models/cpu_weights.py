@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from slipstream.errors import ConfigError
-from slipstream.models.kernels.cpu_matmul import Matrix
+from slipstream.models.kernels.cpu_matmul import MOST_WEIGHT, Matrix
 from slipstream.models.kernels.cpu_step import Weights
 from slipstream.models.kernels.cpu_tile import LANES, pack_panels
 from slipstream.models.weights import Checkpoint, ModelConfig
@@ -18,7 +18,7 @@ _STORED = {"fp16": np.float16, "fp32": np.float32}
 
 
 def pack_weights(config: ModelConfig, checkpoint: Checkpoint, storage: str) -> Weights:
-    """All weights of a model, its matrices stored as `fp16` or `fp32`.
+    """All weights of a model, its matrices stored as `fp16`, `fp32` or `int8` (a scale for each column).
 
     Raises:
         ConfigError: a width that the kernels do not compute.
@@ -31,9 +31,6 @@ def pack_weights(config: ModelConfig, checkpoint: Checkpoint, storage: str) -> W
     def floats(name: str) -> np.ndarray:
         return checkpoint.get(name).float().numpy()
 
-    def stored(tensor: torch.Tensor) -> np.ndarray:
-        array: np.ndarray = tensor.float().numpy().astype(_STORED[storage])
-        return array.view(np.uint16) if array.dtype == np.float16 else array
 
     def vectors(name: str) -> np.ndarray:
         return np.stack([floats(f"model.layers.{layer}.{name}.weight") for layer in layers])
@@ -44,22 +41,23 @@ def pack_weights(config: ModelConfig, checkpoint: Checkpoint, storage: str) -> W
 
     def matrix(*projections: str, arrange: Callable[[Any], Any] = lambda weight: weight) -> Matrix:
         """Projections of the same input as one matrix; `arrange` orders its rows."""
-        panels: list[np.ndarray] = []
-        biases = []
+        panels, biases, scales = [], [], []
         for layer in layers:
             names = [f"model.layers.{layer}.{projection}" for projection in projections]
             weight = arrange(checkpoint.fused([f"{name}.weight" for name in names]))
-            panels.append(pack_panels(stored(weight)))
+            packed, scale = pack_matrix(weight, storage)
+            panels.append(packed)
+            scales.append(scale)
             biased = f"{names[0]}.bias" in checkpoint
             bias = checkpoint.fused([f"{name}.bias" for name in names]).float() if biased else torch.zeros(len(weight))
             biases.append(arrange(bias).numpy() if biased else bias.numpy())
-        return Matrix(np.stack(panels), np.stack(biases))
+        return Matrix(np.stack(panels), np.stack(biases), np.stack(scales))
 
     embedding = checkpoint.get("model.embed_tokens.weight")
     head = embedding if config.tie_word_embeddings else checkpoint.get("lm_head.weight")
-    head_panels = pack_panels(stored(head))[None]
+    head_panels, head_scales = (array[None] for array in pack_matrix(head, storage))
     return Weights(
-        embedding=np.ascontiguousarray(stored(embedding)),
+        embedding=_as_stored(embedding, "fp16" if storage == "int8" else storage),
         input_norm=vectors("input_layernorm"),
         qkv=matrix("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         query_norm=head_norm("q_norm"),
@@ -69,8 +67,25 @@ def pack_weights(config: ModelConfig, checkpoint: Checkpoint, storage: str) -> W
         gate_up=matrix("mlp.gate_proj", "mlp.up_proj", arrange=_alternate),
         down=matrix("mlp.down_proj"),
         final_norm=floats("model.norm.weight"),
-        lm_head=Matrix(head_panels, np.zeros((1, head_panels.shape[1] * LANES), np.float32)),
+        lm_head=Matrix(head_panels, np.zeros((1, head_panels.shape[1] * LANES), np.float32), head_scales),
     )
+
+
+def pack_matrix(weight: torch.Tensor, storage: str) -> tuple[np.ndarray, np.ndarray]:
+    """Panels of a weight [columns, depth], and each column's scale where it is quantised."""
+    if storage != "int8":
+        return pack_panels(_as_stored(weight, storage)), np.zeros(0, np.float32)
+    weight = weight.float()
+    scales = (weight.abs().amax(dim=1) / MOST_WEIGHT).clamp(min=1e-30)
+    panels = pack_panels((weight / scales[:, None]).round().to(torch.int8).numpy())
+    filled_up = np.zeros(len(panels) * LANES, np.float32)
+    filled_up[: len(scales)] = scales.numpy()
+    return panels, filled_up
+
+
+def _as_stored(tensor: torch.Tensor, storage: str) -> np.ndarray:
+    array: np.ndarray = tensor.float().numpy().astype(_STORED[storage])
+    return array.view(np.uint16) if array.dtype == np.float16 else array
 
 
 def _alternate(fused: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from slipstream.batchers.lockstep import PADDING_TOKEN
 from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch, Chunk, StepOutput
 from slipstream.engine.request import FINISH_LENGTH, Request, SamplingParams
+from slipstream.engine.sampler import Logits
 from slipstream.errors import OutOfMemory
 from slipstream.models.linear import compute_dtype
 from slipstream.models.runner import choose_device, choose_tokens, fit_context, fit_pool, run_within_memory
@@ -59,7 +60,7 @@ class GenerateRunner:
         keys_and_values = 2 * model_config.num_layers * model_config.num_kv_heads * model_config.head_dim
         self.num_blocks = fit_pool(config, keys_and_values * dtype.itemsize)
         if self.device_name == "cpu":
-            from slipstream.models.kernels.cpu import usable_threads
+            from slipstream.models.cpu_llama import usable_threads
 
             torch.set_num_threads(config.threads or usable_threads())
         transformers_logging.disable_progress_bar()
@@ -105,15 +106,15 @@ class GenerateRunner:
             group = f"a group of {len(batch.chunks)} rows"
             raise MemoryError(f"no memory for {group} in generate(), which cannot be split ({error})") from None
 
-    def logits(self, batch: Batch) -> torch.Tensor:
-        """The logits after the last token of each row [rows, vocab]; a batch of prompts starts the next group."""
+    def logits(self, batch: Batch) -> Logits:
+        """The logits after the last token of each row; a batch of prompts starts the next group."""
         if batch.chunks[0].start == 0:
             self._end_group()
             self._group = self._start_group(batch)
         else:
             assert self._group is not None
             self._group.advance([chunk.token_ids[0] for chunk in batch.chunks])
-        return self._group.logits()
+        return Logits.of(self._group.logits())
 
     def _start_group(self, batch: Batch) -> SteppedGenerate:
         requests = [chunk.request for chunk in batch.chunks]

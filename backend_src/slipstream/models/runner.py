@@ -13,10 +13,10 @@ from slipstream.config import EngineConfig
 from slipstream.engine.batch import Batch, Chunk, StepOutput
 from slipstream.engine.logprobs import score
 from slipstream.engine.request import Request, SamplingParams
-from slipstream.engine.sampler import sample_each
+from slipstream.engine.sampler import Logits, sample_each
 from slipstream.errors import ConfigError, OutOfMemory
-from slipstream.models.linear import DEFAULT_WEIGHTS, compute_dtype, is_batch_invariant
-from slipstream.models.llama import Kernels, LlamaModel
+from slipstream.models.linear import DEFAULT_WEIGHTS, compute_dtype
+from slipstream.models.llama import LlamaModel
 from slipstream.models.step_input import StepInput
 from slipstream.models.weights import Checkpoint, ModelConfig
 
@@ -50,6 +50,17 @@ class Runner(Protocol):
         ...
 
 
+class Model(Protocol):
+    """Weights, KV cache and forward pass on one kind of device."""
+
+    batch_invariant: bool
+
+    def kv_bytes_per_token(self) -> int: ...
+    def allocate_cache(self, num_blocks: int) -> None: ...
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None: ...
+    def forward(self, step: StepInput) -> Logits: ...
+
+
 class ModelRunner:
     """Runs a Llama-family model on a CPU or on CUDA."""
 
@@ -73,6 +84,7 @@ class ModelRunner:
         self.num_blocks = fit_pool(config, self.model.kv_bytes_per_token())
         with torch.inference_mode():
             self.model.allocate_cache(self.num_blocks)
+        self.batch_invariant = self.model.batch_invariant
         self._warm_up()
         log.info(
             "%s on %s, %s weights, %d blocks of %d tokens, batch invariant: %s",
@@ -96,8 +108,8 @@ class ModelRunner:
         """See Runner.run."""
         return run_within_memory(lambda: choose_tokens(self.logits(batch), batch), self.device_name)
 
-    def logits(self, batch: Batch) -> torch.Tensor:
-        """The logits of the sampled chunks' last rows, and then of the rows that score a prompt: [num_rows, vocab]."""
+    def logits(self, batch: Batch) -> Logits:
+        """The logits of the sampled chunks' last rows, and then of the rows that score a prompt."""
         return self.model.forward(StepInput.from_batch(batch, self._block_size))
 
 
@@ -114,12 +126,12 @@ def make_runner(config: EngineConfig, folder: Path) -> Runner:
     return ModelRunner(config, folder)
 
 
-def choose_tokens(logits: torch.Tensor, batch: Batch) -> StepOutput:
-    """Sample each sampled chunk from its row of `logits` [num_rows, vocab]; the rows that score prompts come behind."""
+def choose_tokens(logits: Logits, batch: Batch) -> StepOutput:
+    """Sample each sampled chunk from its row of `logits`; the rows that score prompts come behind."""
     requests = [chunk.request for chunk in batch.sampled]
     output = StepOutput(sample_each(logits[: len(requests)], requests))
-    _score_tokens(logits, requests, output)
-    _score_prompts(logits[len(requests) :], batch, output)
+    _score_tokens(logits.values, requests, output)
+    _score_prompts(logits.values[len(requests) :], batch, output)
     return output
 
 
@@ -200,6 +212,8 @@ def _make_model(
     config: EngineConfig, model: ModelConfig, folder: Path, device: torch.device, storage: str, max_model_len: int
 ) -> Model:
     checkpoint = Checkpoint(folder)
+    if device.type != "cpu" and storage in ("fp16", "int8"):
+        raise ConfigError(f"weights is {storage!r}, which is packed for a CPU; on cuda use 'bf16' or 'fp32'")
     if device.type == "cpu" and storage != "bf16":
         from slipstream.models.cpu_llama import CpuLlama, usable_threads
         from slipstream.models.cpu_weights import pack_weights

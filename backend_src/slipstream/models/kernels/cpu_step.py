@@ -14,7 +14,7 @@ from numba import njit
 
 from slipstream.models.kernels.cpu_attention import attention
 from slipstream.models.kernels.cpu_math import OPTIONS
-from slipstream.models.kernels.cpu_matmul import Matrix, gated_matmul, matmul
+from slipstream.models.kernels.cpu_matmul import Matrix, Quantised, gated_matmul, matmul
 from slipstream.models.kernels.cpu_team import lap
 from slipstream.models.kernels.cpu_rows import (
     add_rms_norm,
@@ -35,9 +35,10 @@ class Heads(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """A model's weights, packed for the CPU. Matrices hold fp16 as uint16, or float32; all else is float32."""
+    """A model's weights, packed for the CPU. Matrices hold fp16 as uint16, float32 or int8; all else is
+    float32."""
 
-    embedding: np.ndarray  # [vocab, hidden], as the matrices
+    embedding: np.ndarray  # [vocab, hidden], as the matrices, but fp16 beside int8
     input_norm: np.ndarray  # [num_layers, hidden]
     qkv: Matrix  # hidden -> (num_heads + 2 * num_kv_heads) * head_dim
     query_norm: np.ndarray  # [num_layers, head_dim] of Qwen3, else [num_layers, 0]
@@ -80,12 +81,13 @@ class Workspace(NamedTuple):
     attended: np.ndarray  # [rows, num_heads * head_dim]
     gated: np.ndarray  # [rows, intermediate]
     delta: np.ndarray  # [rows, hidden], what is added to the residual next
+    quantised: Quantised
     queries: np.ndarray  # [num_threads, ...], see attention
     scores: np.ndarray  # [num_threads, ..., width], see attention
     seconds: np.ndarray  # [num_threads, parts + 1] float64, see PARTS and lap
 
 
-class Logits(NamedTuple):
+class LogitArrays(NamedTuple):
     """What a step comes to."""
 
     values: np.ndarray  # [num_rows, vocab, filled up to a multiple of 16] float32
@@ -112,7 +114,7 @@ def run_step(thread, team, heads, epsilon, weights, cos, sin, cache, step, work,
         else:
             add_rms_norm(team, work.delta, work.residual, num_rows, w.input_norm[layer], epsilon, work.normed)
         lap(seconds, ROWS)
-        matmul(team, work.normed, num_rows, w.qkv, layer, work.qkv)
+        matmul(team, work.normed, num_rows, w.qkv, layer, work.quantised, work.qkv)
         lap(seconds, MATMUL)
         keys, values = cache.keys[layer], cache.values[layer]
         rotate_and_store(
@@ -121,17 +123,17 @@ def run_step(thread, team, heads, epsilon, weights, cos, sin, cache, step, work,
         lap(seconds, ROTARY)
         attention(team, heads, work.qkv, keys, values, step, queries, scores, work.attended)
         lap(seconds, ATTENTION)
-        matmul(team, work.attended, num_rows, w.output, layer, work.delta)
+        matmul(team, work.attended, num_rows, w.output, layer, work.quantised, work.delta)
         lap(seconds, MATMUL)
         add_rms_norm(team, work.delta, work.residual, num_rows, w.mlp_norm[layer], epsilon, work.normed)
         lap(seconds, ROWS)
-        gated_matmul(team, work.normed, num_rows, w.gate_up, layer, work.gated)
-        matmul(team, work.gated, num_rows, w.down, layer, work.delta)
+        gated_matmul(team, work.normed, num_rows, w.gate_up, layer, work.quantised, work.gated)
+        matmul(team, work.gated, num_rows, w.down, layer, work.quantised, work.delta)
         lap(seconds, MATMUL)
     num_logits = step.logit_rows.shape[0]
     select_rms_norm(team, work.delta, work.residual, step.logit_rows, w.final_norm, epsilon, work.normed)
     lap(seconds, ROWS)
-    matmul(team, work.normed, num_logits, w.lm_head, 0, logits.values)
+    matmul(team, work.normed, num_logits, w.lm_head, 0, work.quantised, logits.values)
     lap(seconds, LM_HEAD)
     find_highest(team, logits.values, num_logits, w.embedding.shape[0], logits.highest, logits.token_ids)
     lap(seconds, HIGHEST)

@@ -8,6 +8,7 @@ Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008
 from __future__ import annotations
 
 import math
+import platform
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from slipstream.models.kernels.cpu_math import OPTIONS
 
 LANES = 16  # columns of a panel
 _UNROLL = 4
-_INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_FLOAT = ir.FloatType()
 _SUMS = ir.VectorType(_FLOAT, LANES)
 _EVERYWHERE = ir.Constant(ir.VectorType(_INT32, LANES), None)  # shuffles lane 0 to all lanes
-_STORED = {types.uint16: ir.HalfType(), types.float32: _FLOAT}
+_STORED = {types.uint16: ir.HalfType(), types.float32: _FLOAT, types.int8: _INT8}
 
 
 @intrinsic(prefer_literal=True)
@@ -48,10 +50,11 @@ def _tile(
     """out[row, :] = initial[row, :] + sum over k < depth of x[row, k] * w[k, :], for constant numbers of rows and panels.
 
     Places and strides are in elements of the flat arrays. Panels lie `w_stride` apart, their columns side by side in
-    `out` and `initial`. `w` holds float32, or fp16 as uint16.
+    `out` and `initial`. `w` holds float32, or fp16 as uint16. Where it holds int8, x holds int16, the sums are exact
+    32-bit integers, and `out` gets them as floats without `initial`.
     """
     num_rows, num_panels = rows.literal_value, panels.literal_value
-    stored = _STORED[w.dtype]
+    multiply = _multiply_integers if w.dtype == types.int8 else _multiply_floats
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         def pointer(index: int, place: Any) -> Any:
@@ -71,31 +74,9 @@ def _tile(
 
         (_, _, _, out_at, out_stride, _, initial_at, initial_stride, _, x_at, x_stride, _, w_at, w_stride, depth) = arguments
         x_rows = [pointer(8, place) for place in places(x_at, x_stride, num_rows)]
-        w_panels = [
-            builder.bitcast(pointer(11, place), ir.VectorType(stored, LANES).as_pointer())
-            for place in places(w_at, w_stride, num_panels)
-        ]
-        name = f"llvm.fma.v{LANES}f32"
-        fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_SUMS, [_SUMS] * 3), name)
-        undefined = ir.Constant(_SUMS, ir.Undefined)
-
-        def add_products(sums: list[Any], k: Any) -> list[Any]:
-            columns = []
-            for panel in w_panels:
-                column = builder.load(builder.gep(panel, [k]), align=2)
-                columns.append(column if stored is _FLOAT else builder.fpext(column, _SUMS))
-            new = []
-            for row, x_row in enumerate(x_rows):
-                value = builder.insert_element(undefined, builder.load(builder.gep(x_row, [k])), ir.Constant(_INT32, 0))
-                value = builder.shuffle_vector(value, undefined, _EVERYWHERE)
-                for panel, column in enumerate(columns):
-                    new.append(builder.call(fma, [value, column, sums[row * num_panels + panel]]))
-            return new
-
-        sums = [builder.load(vector, align=4) for vector in vectors(5, initial_at, initial_stride)]
-        whole = builder.and_(depth, ir.Constant(_INT64, -_UNROLL))
-        sums = _loop(builder, sums, ir.Constant(_INT64, 0), whole, _UNROLL, add_products)
-        sums = _loop(builder, sums, whole, depth, 1, add_products)
+        w_panels = [pointer(11, place) for place in places(w_at, w_stride, num_panels)]
+        starts = [builder.load(vector, align=4) for vector in vectors(5, initial_at, initial_stride)]
+        sums = multiply(builder, x_rows, w_panels, depth, starts, _STORED[w.dtype])
         for vector, total in zip(vectors(2, out_at, out_stride), sums, strict=True):
             builder.store(total, vector, align=4)
         return context.get_dummy_value()
@@ -103,6 +84,89 @@ def _tile(
     place = types.intp
     arguments = (rows, panels, out, place, place, initial, place, place, x, place, place, w, place, place, place)
     return types.void(*arguments), generate
+
+
+def _multiply_floats(
+    builder: Any, x_rows: list[Any], w_panels: list[Any], depth: Any, sums: list[Any], stored: Any
+) -> list[Any]:
+    """One fused multiply-add after the other."""
+    w_panels = [builder.bitcast(panel, ir.VectorType(stored, LANES).as_pointer()) for panel in w_panels]
+    fma = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(_SUMS, [_SUMS] * 3), f"llvm.fma.v{LANES}f32"
+    )
+
+    def add_products(sums: list[Any], k: Any) -> list[Any]:
+        columns = [builder.load(builder.gep(panel, [k]), align=2) for panel in w_panels]
+        if stored is not _FLOAT:
+            columns = [builder.fpext(column, _SUMS) for column in columns]
+        new = []
+        for row, x_row in enumerate(x_rows):
+            value = _broadcast(builder, builder.load(builder.gep(x_row, [k])))
+            for panel, column in enumerate(columns):
+                new.append(builder.call(fma, [value, column, sums[row * len(columns) + panel]]))
+        return new
+
+    whole = builder.and_(depth, ir.Constant(_INT64, -_UNROLL))
+    sums = _loop(builder, sums, ir.Constant(_INT64, 0), whole, _UNROLL, add_products)
+    return _loop(builder, sums, whole, depth, 1, add_products)
+
+
+def _multiply_integers(
+    builder: Any, x_rows: list[Any], w_panels: list[Any], depth: Any, _starts: list[Any], _stored: Any
+) -> list[Any]:
+    """Two products at a time, of neighbours in depth, which processors add in one instruction."""
+    pair_of_x, pairs_of_w = _INT32.as_pointer(), ir.VectorType(_INT8, 2 * LANES).as_pointer()
+    x_rows = [builder.bitcast(row, pair_of_x) for row in x_rows]
+    w_panels = [builder.bitcast(panel, pairs_of_w) for panel in w_panels]
+    pairs = ir.VectorType(_INT16, 2 * LANES)
+
+    def add_products(sums: list[Any], k: Any) -> list[Any]:
+        columns = [builder.sext(builder.load(builder.gep(panel, [k]), align=1), pairs) for panel in w_panels]
+        new = []
+        for row, x_row in enumerate(x_rows):
+            value = builder.bitcast(_broadcast(builder, builder.load(builder.gep(x_row, [k]), align=2)), pairs)
+            for panel, column in enumerate(columns):
+                products = _add_pairs(builder, value, column)
+                new.append(builder.add(sums[row * len(columns) + panel], products))
+        return new
+
+    zeros = [ir.Constant(ir.VectorType(_INT32, LANES), None) for _ in range(len(x_rows) * len(w_panels))]
+    half = builder.lshr(depth, ir.Constant(_INT64, 1))
+    whole = builder.and_(half, ir.Constant(_INT64, -_UNROLL))
+    sums = _loop(builder, zeros, ir.Constant(_INT64, 0), whole, _UNROLL, add_products)
+    return [builder.sitofp(total, _SUMS) for total in _loop(builder, sums, whole, half, 1, add_products)]
+
+
+def _add_pairs(builder: Any, a: Any, b: Any) -> Any:
+    """Products of 32 16-bit integers, neighbours added: 16 32-bit integers."""
+    if platform.machine() in ("x86_64", "AMD64"):
+        eight, sixteen = ir.VectorType(_INT32, 8), ir.VectorType(_INT16, 16)
+        multiply_add = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(eight, [sixteen, sixteen]), "llvm.x86.avx2.pmadd.wd"
+        )
+
+        def lanes(vector: Any, numbers: range) -> Any:
+            mask = ir.Constant(ir.VectorType(_INT32, len(numbers)), list(numbers))
+            return builder.shuffle_vector(vector, vector, mask)
+
+        halves = [
+            builder.call(multiply_add, [lanes(a, numbers), lanes(b, numbers)]) for numbers in (range(16), range(16, 32))
+        ]
+        return builder.shuffle_vector(*halves, ir.Constant(ir.VectorType(_INT32, 16), list(range(16))))
+    wide = ir.VectorType(_INT32, 2 * LANES)
+    products = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
+    even, odd = (
+        builder.shuffle_vector(products, products, ir.Constant(ir.VectorType(_INT32, LANES), list(range(i, 32, 2))))
+        for i in (0, 1)
+    )
+    return builder.add(even, odd)
+
+
+def _broadcast(builder: Any, value: Any) -> Any:
+    """A scalar in every lane."""
+    undefined = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.Constant(_INT32, 0))
+    return builder.shuffle_vector(first, undefined, _EVERYWHERE)
 
 
 def _loop(builder: Any, sums: list[Any], start: Any, stop: Any, unroll: int, body: Any) -> list[Any]:
@@ -172,11 +236,17 @@ def highest(values):
 
 
 def pack_panels(weight: np.ndarray) -> np.ndarray:
-    """A matrix [columns, depth] as panels [ceil(columns / 16), depth, 16]; the last is filled up with zeros."""
+    """A matrix [columns, depth] as panels [ceil(columns / 16), depth, 16]; the last is filled up with zeros.
+
+    int8 lies in pairs that are neighbours in depth, [.., depth / 2, 16, 2], in an array of the same shape.
+    """
     columns, depth = weight.shape
     padded = np.zeros((-(-columns // LANES) * LANES, depth), weight.dtype)
     padded[:columns] = weight
-    return np.ascontiguousarray(padded.reshape(-1, LANES, depth).transpose(0, 2, 1))
+    panels = padded.reshape(-1, LANES, depth).transpose(0, 2, 1)
+    if weight.dtype == np.int8:
+        panels = panels.reshape(-1, depth // 2, 2, LANES).transpose(0, 1, 3, 2).reshape(-1, depth, LANES)
+    return np.ascontiguousarray(panels)
 
 
 @intrinsic

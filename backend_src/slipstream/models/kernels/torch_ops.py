@@ -1,4 +1,4 @@
-"""The same kernels in plain torch operations, for any device: gather and scaled-dot-product attention.
+"""What lies between the matmuls, in plain torch operations: gather and scaled-dot-product attention.
 
 Not the fastest way on a GPU, but the whole engine runs on it, and it is the dense oracle of the paged CPU kernels.
 """
@@ -65,7 +65,7 @@ class TorchKernels:
         return TorchKVCache(*(torch.zeros(shape, device=self.device, dtype=self._dtype) for _ in range(2)))
 
     def copy_blocks(self, cache: TorchKVCache, sources: list[int], targets: list[int]) -> None:
-        """See CpuKernels.copy_blocks."""
+        """Copy whole blocks of one layer; all are read before any is written."""
         block_size = self._shape[3]
         for rows in (cache.keys, cache.values):
             blocks = rows.unflatten(0, (-1, block_size))
@@ -97,27 +97,32 @@ class TorchKernels:
             most_rows=most_rows,
         )
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, num_tokens: int) -> torch.Tensor:
-        """See CpuKernels.rms_norm."""
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """[rows, hidden] -> x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich, 2019)."""
         return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), epsilon).to(x.dtype)
 
     def add_rms_norm(
-        self, delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, num_tokens: int
+        self, delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor:
-        """See CpuKernels.add_rms_norm."""
+        """residual += delta, in place; returns its RMS norm. All [rows, hidden]."""
         residual += delta
-        return self.rms_norm(residual, weight, epsilon, num_tokens)
+        return self.rms_norm(residual, weight, epsilon)
 
     def head_norm(self, qkv: torch.Tensor, first: int, count: int, weight: torch.Tensor, epsilon: float) -> None:
-        """See CpuKernels.head_norm."""
+        """RMS norm of each of `count` heads from head `first` on, in place (Qwen3). qkv: [rows, heads * head_dim]."""
         head_dim = self._shape[2]
         heads = qkv[:, first * head_dim : (first + count) * head_dim].unflatten(1, (count, head_dim))
-        heads.copy_(self.rms_norm(heads, weight, epsilon, len(qkv)))
+        heads.copy_(self.rms_norm(heads, weight, epsilon))
 
     def rotate_and_store(
         self, qkv: torch.Tensor, cache: TorchKVCache, step: DeviceStep, cos: torch.Tensor, sin: torch.Tensor
     ) -> None:
-        """See CpuKernels.rotate_and_store."""
+        """Rotate queries in place, rotate keys, and write keys and values to their slots.
+
+        Args:
+            qkv: [rows, (num_heads + 2 * num_kv_heads) * head_dim].
+            cos, sin: [max_model_len, head_dim / 2], rotary embedding in the half-split form (Su et al., 2021).
+        """
         num_heads, num_kv_heads, head_dim, _ = self._shape
         heads = qkv[: len(step.slots)].unflatten(1, (num_heads + 2 * num_kv_heads, head_dim))
         rotated = heads[:, : num_heads + num_kv_heads]
@@ -128,7 +133,7 @@ class TorchKernels:
         cache.values[step.slots] = heads[:, num_heads + num_kv_heads :]
 
     def attention(self, qkv: torch.Tensor, cache: TorchKVCache, step: DeviceStep) -> torch.Tensor:
-        """See CpuKernels.attention."""
+        """Causal attention of each row over its sequence's cache. Returns [rows, num_heads * head_dim]."""
         num_heads, num_kv_heads, head_dim, _ = self._shape
         num_tokens, num_sequences = len(step.slots), len(step.context_slots)
         queries = qkv.new_zeros(num_sequences, step.most_rows, num_heads, head_dim)
@@ -144,7 +149,7 @@ class TorchKernels:
         out[:num_tokens] = attended[step.row_of, step.place_of].flatten(1)
         return out
 
-    def silu_mul(self, gate_up: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """See CpuKernels.silu_mul."""
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[rows, 2 * width] -> silu(gate) * up, [rows, width] (Shazeer, 2020)."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
