@@ -137,7 +137,9 @@ def test_the_highest_logit_is_found_with_its_lowest_id(threads: int) -> None:
     on_threads(threads, cpu_rows.find_highest, logits.numpy(), 9, 100, best, ids)
     expected, expected_ids = logits[:, :100].max(-1)
     np.testing.assert_array_equal(best, expected.numpy())
-    assert ids.tolist() == expected_ids.tolist()
+    known = ~np.isnan(best)
+    assert known.sum() == 7
+    assert ids[known].tolist() == expected_ids[known].tolist()
 
 
 # --- attention

@@ -141,14 +141,15 @@ def _quantise_rows(team, x, num_rows, quantised):
             break
         for row in range(first, min(first + _ROWS_AT_ONCE, num_rows)):
             values = x[row]
-            largest = np.float32(1e-30)
+            largest, nothing = np.float32(1e-30), _ZERO
             for i in range(depth):
                 largest = max(largest, abs(values[i]))
+                nothing += values[i] * _ZERO  # NaN where one is NaN or infinite
             factor = most / largest
             for i in range(depth):
                 quantised.values[row * depth + i] = np.int16(np.rint(values[i] * factor))
             # What is not finite has no whole number, but must not look as if it had one.
-            quantised.scales[row] = largest / most + (values.sum() - values.sum())
+            quantised.scales[row] = largest / most + nothing
     barrier(team)
 
 
