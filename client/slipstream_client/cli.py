@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 
 import typer
 
-from slipstream_client.commands import batch, compare, doctor, generate, health, model, report, serve, top
 from slipstream_client.errors import SlipstreamError
 
-app = typer.Typer(
-    name="slipstream",
-    help="Continuous batching on NVIDIA Triton, and what it buys over the other batchers.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-app.command("serve")(serve.serve)
-app.command("generate")(generate.generate)
-app.command("compare")(compare.compare)
-app.command("report")(report.report)
-app.command("top")(top.top)
-app.command("batch")(batch.batch)
-app.command("health")(health.health)
-app.command("doctor")(doctor.doctor)
-app.add_typer(model.app, name="model")
+_COMMANDS = ("serve", "generate", "compare", "report", "top", "batch", "health", "doctor", "model")
+
+
+def make_app(arguments: list[str]) -> typer.Typer:
+    """The command that is asked for, whose module alone is imported; all of them for anything else, such as help."""
+    app = typer.Typer(
+        name="slipstream",
+        help="Continuous batching on NVIDIA Triton, and what it buys over the other batchers.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    app.callback()(lambda: None)  # typer drops the name of an only command without one
+    for name in [name for name in _COMMANDS if arguments[:1] == [name]] or _COMMANDS:
+        module = importlib.import_module(f"slipstream_client.commands.{name}")
+        if name == "model":
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name))
+    return app
 
 
 def main() -> None:
@@ -34,7 +38,7 @@ def main() -> None:
         if isinstance(output, io.TextIOWrapper):
             output.reconfigure(errors="replace")  # an answer may hold what a terminal cannot show
     try:
-        app()
+        make_app(sys.argv[1:])()
     except (SlipstreamError, OSError) as error:
         print(f"slipstream: {error}", file=sys.stderr)
         sys.exit(1)

@@ -211,19 +211,18 @@ def choose_device(device: str) -> str:
 def _make_model(
     config: EngineConfig, model: ModelConfig, folder: Path, device: torch.device, storage: str, max_model_len: int
 ) -> Model:
-    checkpoint = Checkpoint(folder)
     if device.type != "cpu" and storage in ("fp16", "int8"):
         raise ConfigError(f"weights is {storage!r}, which is packed for a CPU; on cuda use 'bf16' or 'fp32'")
     if device.type == "cpu" and storage != "bf16":
         from slipstream.models.cpu_llama import CpuLlama, usable_threads
-        from slipstream.models.cpu_weights import pack_weights
+        from slipstream.models.packed_store import load_weights
 
         threads = config.threads or usable_threads()
         torch.set_num_threads(threads)
-        return CpuLlama(model, pack_weights(model, checkpoint, storage), max_model_len, config.block_size, threads)
+        return CpuLlama(model, load_weights(model, folder, storage), max_model_len, config.block_size, threads)
     from slipstream.models.kernels.torch_ops import TorchKernels
 
     heads = (model.num_heads, model.num_kv_heads, model.head_dim, config.block_size)
     kernels = TorchKernels(*heads, device=device, dtype=compute_dtype(storage))
     with torch.inference_mode():
-        return LlamaModel(model, checkpoint, kernels, storage, max_model_len)
+        return LlamaModel(model, Checkpoint(folder), kernels, storage, max_model_len)

