@@ -22,6 +22,7 @@ _CHOICES = {
     "policy": ("continuous", "lockstep", "iterative"),
     "device": ("auto", "cpu", "cuda"),
     "weights": ("auto", "fp16", "fp32", "int8", "bf16"),
+    "kv_cache_dtype": ("auto", "fp32", "fp16"),
     "executor": ("native", "transformers"),
     "admission": ("optimistic", "no_evict"),
     "queue_order": ("fcfs", "priority", "fair"),
@@ -57,6 +58,8 @@ class EngineConfig:
         device: `cpu`, `cuda`, or `auto` (cuda where there is one).
         weights: storage of the matmul weights: `fp16` or `int8` (packed, CPU), `fp32` or `bf16` (CUDA); `auto` is fp16
             on a CPU and bf16 on CUDA.
+        kv_cache_dtype: what keys and values are kept as beside weights that are packed for a CPU: `fp32`, which `auto`
+            is, or `fp16`, half as large and rounded to 11 bits. Elsewhere `auto` alone, the weights' own.
         executor: what computes a step: `native`, this project's own model code, or `transformers`, which is its
             `model.generate()` (lockstep policy; without fp16 weights, so that `auto` is fp32 on a CPU).
         max_num_seqs: seats, the most sequences computed in one step.
@@ -89,6 +92,7 @@ class EngineConfig:
     model: str = "smollm2-135m"
     device: str = "auto"
     weights: str = "auto"
+    kv_cache_dtype: str = "auto"
     executor: str = "native"
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 0

@@ -107,11 +107,12 @@ class EngineProcess:
 
     def _load(self) -> None:
         try:
-            from slipstream.engine.engine import Engine
-            from slipstream.models.runner import make_runner
-            from slipstream.models.store import resolve
+            from slipstream.models.loading import load_runner
 
-            self._engine = Engine(self._config, make_runner(self._config, resolve(self._config.model)))
+            runner = load_runner(self._config)
+            from slipstream.engine.engine import Engine
+
+            self._engine = Engine(self._config, runner)
         except Exception as error:
             log.exception("the engine could not be loaded")
             self._failure = f"{error}" if str(error) else type(error).__name__

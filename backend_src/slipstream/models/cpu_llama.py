@@ -30,7 +30,15 @@ class CpuLlama:
 
     batch_invariant = True
 
-    def __init__(self, config: ModelConfig, weights: Weights, max_model_len: int, block_size: int, threads: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        max_model_len: int,
+        block_size: int,
+        threads: int,
+        kv_cache_dtype: str = "fp32",
+    ) -> None:
         """Around weights that are packed already.
 
         Raises:
@@ -41,6 +49,7 @@ class CpuLlama:
         self.config = config
         self._weights = weights
         self._block_size = block_size
+        self._kv_dtype = np.dtype(np.uint16 if kv_cache_dtype == "fp16" else np.float32)
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         cos, sin = rotary_tables(config.rope, config.head_dim, max_model_len, torch.device("cpu"))
         self._cos, self._sin = cos.numpy(), sin.numpy()
@@ -49,21 +58,21 @@ class CpuLlama:
         self._others = ThreadPoolExecutor(max_workers=max(threads - 1, 1), thread_name_prefix="step")
         self._num_threads = threads
         self._num_weights = sum(matrix.panels.size for matrix in self._matrices())
-        self._cache = Cache(*(np.zeros(0, np.float32),) * 2)
+        self._cache = Cache(np.zeros(0), np.zeros(0))
         self._work = self._make_workspace(rows=1, width=1)
         self._logits = self._make_logits(1)
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in all layers."""
-        return 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim * 4
+        return 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim * self._kv_dtype.itemsize
 
     def allocate_cache(self, num_blocks: int) -> None:
         """Pages of memory are taken when first written."""
         config = self.config
         shape = (config.num_layers, num_blocks, config.num_kv_heads)
         self._cache = Cache(
-            np.zeros((*shape, self._block_size // LANES, config.head_dim, LANES), np.float32),
-            np.zeros((*shape, config.head_dim // LANES, self._block_size, LANES), np.float32),
+            np.zeros((*shape, self._block_size // LANES, config.head_dim, LANES), self._kv_dtype),
+            np.zeros((*shape, config.head_dim // LANES, self._block_size, LANES), self._kv_dtype),
         )
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:

@@ -26,33 +26,48 @@ _MANIFEST = "packed.json"
 _FORMAT = 1
 
 
-def load_weights(config: ModelConfig, folder: Path, storage: str) -> Weights:
-    """The packed weights of a model folder: those kept by `keep_packed` if they are its, else packed now.
+def read_packed(folder: Path, storage: str) -> dict[str, np.ndarray] | None:
+    """The kept arrays of a model folder's packed weights by name, or None where none are kept that are its.
 
-    The embedding is mapped, of which few rows are ever read. What each step reads is copied into memory, where its pages
-    are large: mapped matrices made a step of one token 17 % slower.
+    The embedding is mapped, of which few rows are ever read. What each step reads is copied into memory, where its
+    pages are large: mapped matrices made a step of one token 17 % slower.
+    """
+    import numpy as np
+
+    kept = packed_folder(folder, storage)
+    if not _is_of(kept, folder):
+        return None
+    # Copy on write: numba has a type of its own for what may not be written.
+    return {
+        file.stem: np.asarray(np.load(file, mmap_mode="c" if file.stem == "embedding" else None))
+        for file in kept.glob("*.npy")
+    }
+
+
+def load_weights(
+    config: ModelConfig, folder: Path, storage: str, packed: dict[str, np.ndarray] | None = None
+) -> Weights:
+    """The packed weights of a model folder: those kept by `keep_packed`, else packed now.
+
+    Args:
+        packed: what `read_packed` has read of them.
 
     Raises:
         ConfigError: a width that the kernels do not compute.
     """
-    import numpy as np
-
     from slipstream.models.cpu_weights import pack_weights
     from slipstream.models.kernels.cpu_matmul import Matrix
     from slipstream.models.kernels.cpu_step import Weights
     from slipstream.models.weights import Checkpoint
 
-    kept = packed_folder(folder, storage)
-    if not _is_of(kept, folder):
+    arrays = packed or read_packed(folder, storage)
+    if arrays is None:
         return pack_weights(config, Checkpoint(folder), storage)
 
-    def array(name: str) -> np.ndarray:
-        # Copy on write: numba has a type of its own for what may not be written.
-        return np.asarray(np.load(kept / f"{name}.npy", mmap_mode="c" if name == "embedding" else None))
-
     def field(name: str) -> Matrix | np.ndarray:
-        is_matrix = (kept / f"{name}.panels.npy").exists()
-        return Matrix(*(array(f"{name}.{part}") for part in Matrix._fields)) if is_matrix else array(name)
+        if name in arrays:
+            return arrays[name]
+        return Matrix(*(arrays[f"{name}.{part}"] for part in Matrix._fields))
 
     return Weights(*(field(name) for name in Weights._fields))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from slipstream.config import EngineConfig
@@ -64,8 +65,12 @@ class Model(Protocol):
 class ModelRunner:
     """Runs a Llama-family model on a CPU or on CUDA."""
 
-    def __init__(self, config: EngineConfig, folder: Path) -> None:
+    def __init__(
+        self, config: EngineConfig, folder: Path, packed: Callable[[], dict[str, np.ndarray] | None] = lambda: None
+    ) -> None:
         """Load weights, allocate the pool, and run a step of each kind so that no request waits for a compiler.
+
+        `packed` gives what has been read already of the packed weights.
 
         Raises:
             ConfigError: a configuration that the model or the device cannot serve.
@@ -80,7 +85,7 @@ class ModelRunner:
         default_budget = max(_DEFAULT_BUDGET[self.device_name], config.max_num_seqs)  # one for each sequence at least
         self.token_budget = config.max_num_batched_tokens or default_budget
         self._block_size = config.block_size
-        self.model = _make_model(config, model_config, folder, device, storage, self.max_model_len)
+        self.model = _make_model(config, model_config, folder, device, storage, self.max_model_len, packed)
         self.num_blocks = fit_pool(config, self.model.kv_bytes_per_token())
         with torch.inference_mode():
             self.model.allocate_cache(self.num_blocks)
@@ -113,8 +118,10 @@ class ModelRunner:
         return self.model.forward(StepInput.from_batch(batch, self._block_size))
 
 
-def make_runner(config: EngineConfig, folder: Path) -> Runner:
-    """The configured executor.
+def make_runner(
+    config: EngineConfig, folder: Path, packed: Callable[[], dict[str, np.ndarray] | None] = lambda: None
+) -> Runner:
+    """The configured executor; see ModelRunner.
 
     Raises:
         ConfigError: a configuration that the model or the device cannot serve.
@@ -123,7 +130,7 @@ def make_runner(config: EngineConfig, folder: Path) -> Runner:
         from slipstream.models.generate_runner import GenerateRunner
 
         return GenerateRunner(config, folder)
-    return ModelRunner(config, folder)
+    return ModelRunner(config, folder, packed)
 
 
 def choose_tokens(logits: Logits, batch: Batch) -> StepOutput:
@@ -209,7 +216,13 @@ def choose_device(device: str) -> str:
 
 
 def _make_model(
-    config: EngineConfig, model: ModelConfig, folder: Path, device: torch.device, storage: str, max_model_len: int
+    config: EngineConfig,
+    model: ModelConfig,
+    folder: Path,
+    device: torch.device,
+    storage: str,
+    max_model_len: int,
+    packed: Callable[[], dict[str, np.ndarray] | None],
 ) -> Model:
     if device.type != "cpu" and storage in ("fp16", "int8"):
         raise ConfigError(f"weights is {storage!r}, which is packed for a CPU; on cuda use 'bf16' or 'fp32'")
@@ -219,7 +232,13 @@ def _make_model(
 
         threads = config.threads or usable_threads()
         torch.set_num_threads(threads)
-        return CpuLlama(model, load_weights(model, folder, storage), max_model_len, config.block_size, threads)
+        weights = load_weights(model, folder, storage, packed())
+        kv_cache_dtype = "fp32" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        return CpuLlama(model, weights, max_model_len, config.block_size, threads, kv_cache_dtype)
+    if config.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"kv_cache_dtype is {config.kv_cache_dtype!r}; beside {storage} weights on {device.type} it is theirs (auto)"
+        )
     from slipstream.models.kernels.torch_ops import TorchKernels
 
     heads = (model.num_heads, model.num_kv_heads, model.head_dim, config.block_size)
