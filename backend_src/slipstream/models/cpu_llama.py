@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +49,7 @@ class CpuLlama:
         if block_size % LANES:
             raise ConfigError(f"block_size is {block_size}; the CPU's kernels compute multiples of {LANES}")
         self.config = config
-        self._weights = weights
+        self.weights = weights
         self._block_size = block_size
         self._kv_dtype = np.dtype(np.uint16 if kv_cache_dtype == "fp16" else np.float32)
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
@@ -57,10 +59,12 @@ class CpuLlama:
         self._teams = [make_team(1), make_team(threads)]
         self._others = ThreadPoolExecutor(max_workers=max(threads - 1, 1), thread_name_prefix="step")
         self._num_threads = threads
-        self._num_weights = sum(matrix.panels.size for matrix in self._matrices())
+        w = weights
+        self._num_weights = sum(matrix.panels.size for matrix in (w.qkv, w.output, w.gate_up, w.down, w.lm_head))
+        self._seconds = np.zeros((threads, len(PARTS) + 1))
         self._cache = Cache(np.zeros(0), np.zeros(0))
         self._work = self._make_workspace(rows=1, width=1)
-        self._logits = self._make_logits(1)
+        self._logits = LogitArrays(np.empty((0, 0), np.float32), np.empty(0, np.float32), np.empty(0, np.int64))
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in all layers."""
@@ -86,28 +90,45 @@ class CpuLlama:
         num_tokens, num_logits = step.num_tokens, len(step.logit_rows)
         # A lock-step row that has ended is computed on, in the end past the context; its results serve nobody.
         np.minimum(step.positions, len(self._cos) - 1, out=step.positions)
-        arrays = step_arrays(step)
-        width = int(step.context_end.max()) + 2 * self._block_size
-        if num_tokens > len(self._work.residual) or width > self._work.scores.shape[2]:
-            self._work = self._make_workspace(
-                max(num_tokens, len(self._work.residual)), max(width, self._work.scores.shape[2])
-            )
-        logits = self._logits
-        if num_logits > len(logits.highest):
-            logits = self._make_logits(num_logits)
-            if num_logits <= _KEPT_LOGITS:
-                self._logits = logits
-        parallel = self._num_threads > 1 and num_tokens * self._num_weights >= _SERIAL_PRODUCTS
-        arguments = (
-            self._teams[parallel], self._heads, np.float32(self.config.rms_norm_eps), self._weights,
-            self._cos, self._sin, self._cache, arrays, self._work, logits,
-        )  # fmt: skip
-        others = [self._others.submit(run_step, n, *arguments) for n in range(1, self._num_threads) if parallel]
-        run_step(0, *arguments)
-        for other in others:
-            other.result()
+        work = self.workspace(max(num_tokens, num_logits), int(step.context_end.max()) + 2 * self._block_size)
+        logits = self.logit_arrays(num_logits)
+        epsilon = np.float32(self.config.rms_norm_eps)
+        tables = (self._cos, self._sin)
+        self.run_threads(
+            run_step, num_tokens, self._heads, epsilon, self.weights, *tables, self._cache, step_arrays(step), work, logits
+        )
         values, highest, token_ids = (torch.from_numpy(array[:num_logits]) for array in logits)
         return Logits(values[:, : self.config.vocab_size], highest, token_ids)
+
+    def run_threads(self, function: Callable[..., None], num_tokens: int, *arguments: Any) -> None:
+        """Call a compiled function of (thread, team, *arguments) by as many threads as a step of that size is worth."""
+        parallel = self._num_threads > 1 and num_tokens * self._num_weights >= _SERIAL_PRODUCTS
+        team = self._teams[parallel]
+        others = [self._others.submit(function, n, team, *arguments) for n in range(1, self._num_threads) if parallel]
+        function(0, team, *arguments)
+        for other in others:
+            other.result()
+
+    def part_seconds(self) -> dict[str, float]:
+        """The time of all steps so far by part, as the first thread has seen it."""
+        return {part: float(seconds) for part, seconds in zip(PARTS, self._seconds[0], strict=False) if part != "idle"}
+
+    def workspace(self, rows: int, width: int = 1) -> Workspace:
+        """A workspace for so many rows and scores of so many keys; it is kept, and grows."""
+        has_rows, has_width = len(self._work.residual), self._work.scores.shape[2]
+        if rows > has_rows or width > has_width:
+            self._work = self._make_workspace(max(rows, has_rows), max(width, has_width))
+        return self._work
+
+    def logit_arrays(self, rows: int) -> LogitArrays:
+        """Room for the logits of so many rows, kept where it is not extraordinarily large."""
+        if rows <= len(self._logits.highest):
+            return self._logits
+        padded = self.weights.lm_head.bias.shape[1]
+        logits = LogitArrays(np.empty((rows, padded), np.float32), np.empty(rows, np.float32), np.empty(rows, np.int64))
+        if rows <= _KEPT_LOGITS:
+            self._logits = logits
+        return logits
 
     def _make_workspace(self, rows: int, width: int) -> Workspace:
         config, heads = self.config, self._heads
@@ -127,16 +148,8 @@ class CpuLlama:
             quantised=Quantised(np.empty(rows * max(widest) if self._int8 else 0, np.int16), empty(rows)),
             queries=empty(self._num_threads, queries * heads.head_dim),
             scores=empty(self._num_threads, queries, width),
-            seconds=np.zeros((self._num_threads, len(PARTS) + 1)),
+            seconds=self._seconds,
         )
-
-    def _make_logits(self, rows: int) -> LogitArrays:
-        padded = self._weights.lm_head.bias.shape[1]
-        return LogitArrays(np.empty((rows, padded), np.float32), np.empty(rows, np.float32), np.empty(rows, np.int64))
-
-    def _matrices(self):
-        w = self._weights
-        return (w.qkv, w.output, w.gate_up, w.down, w.lm_head)
 
 
 def step_arrays(step: StepInput) -> StepArrays:
