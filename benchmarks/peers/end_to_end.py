@@ -12,7 +12,7 @@ import http.client
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,9 @@ from slipstream_client.comparison.run_figures import run_figures
 from slipstream_client.load.arrivals import ClosedLoop
 from slipstream_client.load.generator import LoadOptions, run_load
 from slipstream_client.load.records import RequestRecord
-from slipstream_client.load.targets import make_target
+from slipstream_client.load.targets.grpc_target import GrpcTarget
+from slipstream_client.load.targets.openai import OpenAiTarget
+from slipstream_client.load.targets.target import LoadTarget
 from slipstream_client.load.workload import make_workload
 from slipstream_client.server.ports import free_ports
 from slipstream_client.server.tethered_process import TetheredProcess
@@ -55,22 +57,23 @@ def serve_ours(threads: int, loads: Sequence[Load], number: int) -> list[Served]
     with TritonServer(
         ("continuous",), device="cpu", http_port=0, grpc_port=0, metrics_port=0, environment=environment
     ) as server:
-        return _send_all("grpc", server.grpc_url, "continuous", loads, number)
+        return _send_all(lambda: GrpcTarget(server.grpc_url, "continuous"), loads, number)
 
 
 def serve_llama(llama: LlamaCpp, threads: int, loads: Sequence[Load], number: int) -> list[Served]:
     """Round `number` at llama-server with the weights F16, over OpenAI's API."""
     with _llama_server(llama, threads) as url:
-        return _send_all("openai", url, "default", loads, number)
+        # llama-server closes a connection after a stream, and says before that it will keep it.
+        return _send_all(lambda: OpenAiTarget(url, "default", keeps_connections=False), loads, number)
 
 
-def _send_all(target: str, url: str, model: str, loads: Sequence[Load], number: int) -> list[Served]:
+def _send_all(make_target: Callable[[], LoadTarget], loads: Sequence[Load], number: int) -> list[Served]:
     """One load after the other, each with prompts that no other load and no other round has: no cache has met them."""
     seeds = range(number * len(loads), (number + 1) * len(loads))
-    return [asyncio.run(_send(target, url, model, load, seed)) for load, seed in zip(loads, seeds, strict=True)]
+    return [asyncio.run(_send(make_target, load, seed)) for load, seed in zip(loads, seeds, strict=True)]
 
 
-async def _send(target: str, url: str, model: str, load: Load, seed: int) -> Served:
+async def _send(make_target: Callable[[], LoadTarget], load: Load, seed: int) -> Served:
     """Send one load.
 
     Raises:
@@ -79,8 +82,8 @@ async def _send(target: str, url: str, model: str, load: Load, seed: int) -> Ser
     requests = make_workload(load.workload, load.clients * (load.rounds + 1), seed).requests
     records: list[RequestRecord] = []
     options = LoadOptions("benchmark", ClosedLoop(load.clients), warm_up=load.clients)
-    async with make_target(target, url, model) as entered:
-        await run_load(entered, requests, options, records)
+    async with make_target() as target:
+        await run_load(target, requests, options, records)
     found = run_figures(records)
     if found["failures"]:
         raise RuntimeError(f"{found['failures']} requests failed: {next(r.error for r in records if r.error)}")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 Side = Literal["ours", "peer"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Point:
     """What is compared. The bar is the least median of ours / peer that is asked for; the most, where `at_most`."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from benchmarks.peers import llama_bench, llama_cpp
 from benchmarks.peers.llama_cpp import PeerUnavailable
 from benchmarks.peers.parts import NAMES, Setting, make_part
