@@ -12,7 +12,7 @@ import http.client
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +36,15 @@ _START_S = 120.0
 
 @dataclass(frozen=True)
 class Load:
-    """A closed loop of `clients`, each of which sends one request to warm up and then `rounds` that count."""
+    """A closed loop of `clients`, each of which sends one request to warm up and then `requests` that count."""
 
     workload: str
     clients: int
-    rounds: int
+    requests: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload}, {self.clients} clients"
 
 
 @dataclass(frozen=True)
@@ -51,35 +55,29 @@ class Served:
     p99_ttft_ms: float
 
 
-def serve_ours(threads: int, loads: Sequence[Load], number: int) -> list[Served]:
-    """Round `number` at tritonserver with the model `continuous`, over gRPC."""
+def serve_ours(threads: int, load: Load, seed: int) -> Served:
+    """What clients of tritonserver with the model `continuous` get, over gRPC."""
     environment = {"SLIPSTREAM_MAX_NUM_SEQS": str(SEATS), "SLIPSTREAM_THREADS": str(threads)}
     with TritonServer(
         ("continuous",), device="cpu", http_port=0, grpc_port=0, metrics_port=0, environment=environment
     ) as server:
-        return _send_all(lambda: GrpcTarget(server.grpc_url, "continuous"), loads, number)
+        return asyncio.run(_send(lambda: GrpcTarget(server.grpc_url, "continuous"), load, seed))
 
 
-def serve_llama(llama: LlamaCpp, threads: int, loads: Sequence[Load], number: int) -> list[Served]:
-    """Round `number` at llama-server with the weights F16, over OpenAI's API."""
+def serve_llama(llama: LlamaCpp, threads: int, load: Load, seed: int) -> Served:
+    """What clients of llama-server with the weights F16 get, over OpenAI's API."""
     with _llama_server(llama, threads) as url:
-        # llama-server closes a connection after a stream, and says before that it will keep it.
-        return _send_all(lambda: OpenAiTarget(url, "default", keeps_connections=False), loads, number)
-
-
-def _send_all(make_target: Callable[[], LoadTarget], loads: Sequence[Load], number: int) -> list[Served]:
-    """One load after the other, each with prompts that no other load and no other round has: no cache has met them."""
-    seeds = range(number * len(loads), (number + 1) * len(loads))
-    return [asyncio.run(_send(make_target, load, seed)) for load, seed in zip(loads, seeds, strict=True)]
+        # It closes a connection after a stream, and says before that it will keep it.
+        return asyncio.run(_send(lambda: OpenAiTarget(url, "default", keeps_connections=False), load, seed))
 
 
 async def _send(make_target: Callable[[], LoadTarget], load: Load, seed: int) -> Served:
-    """Send one load.
+    """Send one load to a server that was just started, so that no cache has met its prompts.
 
     Raises:
         RuntimeError: a request failed, or its answer had another length than was asked for.
     """
-    requests = make_workload(load.workload, load.clients * (load.rounds + 1), seed).requests
+    requests = make_workload(load.workload, load.clients * (load.requests + 1), seed).requests
     records: list[RequestRecord] = []
     options = LoadOptions("benchmark", ClosedLoop(load.clients), warm_up=load.clients)
     async with make_target() as target:

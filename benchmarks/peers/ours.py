@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--sequences", default="1", help="comma-separated; of closed-loop: the clients")
     parser.add_argument("--prompt", default="64", help="prompt tokens; comma-separated for prefill")
     parser.add_argument("--output", type=int, default=32, help="tokens generated of each sequence")
-    parser.add_argument("--rounds", type=int, default=3, help="measured requests of each client of closed-loop")
+    parser.add_argument("--requests", type=int, default=3, help="measured requests of each client of closed-loop")
     arguments = parser.parse_args()
     counts, prompts = ([int(each) for each in text.split(",")] for text in (arguments.sequences, arguments.prompt))
     # Room for all sequences at once, and all their prompts in one step; but where requests come and go as in a server,
@@ -59,7 +59,7 @@ def main() -> None:
         figures = {length: _prefill(config, runner, length) for length in prompts}
     elif arguments.what == "closed-loop":
         figures = {
-            count: _closed_loop(config, runner, count, prompts[0], arguments.output, arguments.rounds)
+            count: _closed_loop(config, runner, count, prompts[0], arguments.output, arguments.requests)
             for count in counts
         }
     else:
@@ -104,14 +104,14 @@ def _batch(config: EngineConfig, runner: ModelRunner, count: int, prompt: int, o
 
 
 def _closed_loop(
-    config: EngineConfig, runner: ModelRunner, clients: int, prompt: int, output: int, rounds: int
+    config: EngineConfig, runner: ModelRunner, clients: int, prompt: int, output: int, requests: int
 ) -> float:
     """Generated tokens/s where a request comes as soon as another has ended, after one of each client to warm up.
 
     As the load generator has it: from the first measured request's beginning to the last one's end.
     """
     engine = Engine(config, runner)
-    total = clients * (rounds + 1)
+    total = clients * (requests + 1)
     started = ended = 0
     begin = 0.0
     while ended < total:
@@ -121,7 +121,7 @@ def _closed_loop(
             engine.add(_request(started, prompt, output))
             started += 1
         ended += sum(request.finished for request in engine.step())
-    return clients * rounds * output / (time.perf_counter() - begin)
+    return clients * requests * output / (time.perf_counter() - begin)
 
 
 def _engine(config: EngineConfig, runner: ModelRunner, count: int, prompt: int, output: int) -> Engine:

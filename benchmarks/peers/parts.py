@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,11 @@ class Setting:
     llama: LlamaCpp | None  # None: no part needs it
     threads: int
     quick: bool = False
+
+    @property
+    def requests(self) -> int:
+        """Of each client end to end, after one to warm up."""
+        return 1 if self.quick else 3
 
     def few(self, bars: Mapping[int, float]) -> dict[int, float]:
         """Bars by what is counted; of a quick run the first two that are not alone in their batch."""
@@ -102,48 +107,45 @@ def _prefill(setting: Setting) -> Part:
 
 
 def _server(setting: Setting) -> Part:
-    rounds = 1 if setting.quick else 3
     equal = f"fixed:{_REQUEST},{_REQUEST}"
-    bars = {Load(equal, clients, rounds): bar for clients, bar in setting.few(_SERVER_BARS).items()}
+    pieces = [
+        _server_piece(setting, Load(equal, clients, setting.requests), bar)
+        for clients, bar in setting.few(_SERVER_BARS).items()
+    ]
     if not setting.quick:
-        bars[Load("mixed", _MIXED_CLIENTS, rounds)] = _MIXED_BAR
-    speed = {load: Point(f"{load.workload}, {load.clients} clients", bar=bar) for load, bar in bars.items()}
-    ttft = {
-        load: Point(f"{point.name}: P99 TTFT", "ms", bar=1.0 if load.workload == "mixed" else None, at_most=True)
-        for load, point in speed.items()
-    }
+        pieces.append(_server_piece(setting, Load("mixed", _MIXED_CLIENTS, setting.requests), _MIXED_BAR, ttft_bar=1.0))
+    pieces.append(_through_triton(setting, Load(equal, 8 if setting.quick else 32, setting.requests)))
+    title = "End to end: Triton with `continuous` against llama-server with F16, both under our load generator"
+    return Part("server", title, pieces)
 
-    def values(served: Sequence[Served]) -> Values:
-        by_load = dict(zip(bars, served, strict=True))
-        return {speed[load]: each.tokens_per_s for load, each in by_load.items()} | {
-            ttft[load]: each.p99_ttft_ms for load, each in by_load.items()
-        }
+
+def _server_piece(setting: Setting, load: Load, bar: float, ttft_bar: float | None = None) -> Piece:
+    speed = Point(load.name, bar=bar)
+    ttft = Point(f"{load.name}: P99 TTFT", "ms", bar=ttft_bar, at_most=True)
+
+    def values(served: Served) -> Values:
+        return {speed: served.tokens_per_s, ttft: served.p99_ttft_ms}
 
     def ours(number: int) -> Values:
-        return values(end_to_end.serve_ours(setting.threads, [*bars], number))
+        return values(end_to_end.serve_ours(setting.threads, load, seed=number))
 
     def peer(number: int) -> Values:
         assert setting.llama
-        return values(end_to_end.serve_llama(setting.llama, setting.threads, [*bars], number))
+        return values(end_to_end.serve_llama(setting.llama, setting.threads, load, seed=number))
 
-    servers = Piece([*speed.values(), *ttft.values()], ours, peer)
-    title = "End to end: Triton with `continuous` against llama-server with F16, both under our load generator"
-    return Part("server", title, [servers, _through_triton(setting, rounds)])
+    return Piece([speed, ttft], ours, peer)
 
 
-def _through_triton(setting: Setting, rounds: int) -> Piece:
+def _through_triton(setting: Setting, load: Load) -> Piece:
     """What Triton leaves of the engine's throughput: here the peer is our engine in process, without a client."""
-    load = Load(f"fixed:{_REQUEST},{_REQUEST}", 8 if setting.quick else 32, rounds)
-    point = Point(f"{load.workload}, {load.clients} clients: through Triton / engine alone", bar=_LEAST_THROUGH_TRITON)
+    point = Point(f"{load.name}: through Triton / engine alone", bar=_LEAST_THROUGH_TRITON)
+    sizes = {"sequences": [load.clients], "prompt": _REQUEST, "output": _REQUEST, "requests": load.requests}
 
     def ours(number: int) -> Values:
-        return {point: end_to_end.serve_ours(setting.threads, [load], number)[0].tokens_per_s}
+        return {point: end_to_end.serve_ours(setting.threads, load, seed=number).tokens_per_s}
 
     def engine(number: int) -> Values:
-        found = setting.ours(
-            "closed-loop", sequences=[load.clients], prompt=_REQUEST, output=_REQUEST, rounds=load.rounds
-        )
-        return {point: found[load.clients]}
+        return {point: setting.ours("closed-loop", **sizes)[load.clients]}
 
     return Piece([point], ours, engine)
 
