@@ -44,8 +44,9 @@ def main() -> None:
         found = run(parts, rounds)
     except (SlipstreamError, EngineError) as error:
         sys.exit(f"peers: {error}")
-    environment = describe_environment() | {"llama.cpp": VERSION if arguments.llama_cpp is None else "given"}
-    environment |= {"threads": arguments.threads, "rounds": rounds}
+    environment = describe_environment() | {"threads": arguments.threads, "rounds": rounds}
+    if llama:
+        environment["packages"]["llama.cpp"] = VERSION if arguments.llama_cpp is None else "as given"
     tables = [table(part.title, _of(part, found)) for part in parts]
     print("\n".join([_heading(environment), *tables]))
     if arguments.json:
@@ -72,11 +73,11 @@ def _of(part: Part, found: dict[Point, Found]) -> list[Found]:
 def _heading(environment: dict[str, object]) -> str:
     packages = environment["packages"]
     assert isinstance(packages, dict)
-    versions = ", ".join(f"{name} {packages[name]}" for name in ("torch", "transformers") if name in packages)
+    peers = ("llama.cpp", "torch", "transformers")
+    versions = ", ".join(f"{name} {packages[name]}" for name in peers if name in packages)
     return (
         f"{environment['cpu']}, {environment['threads']} threads on {environment['cores']} cores; "
-        f"llama.cpp {environment['llama.cpp']}, {versions}; {environment['rounds']} rounds; "
-        f"commit {environment['commit'] or 'unknown'}\n"
+        f"{versions}; {environment['rounds']} rounds; commit {environment['commit'] or 'unknown'}\n"
     )
 
 

@@ -36,11 +36,16 @@ _START_S = 120.0
 
 @dataclass(frozen=True)
 class Load:
-    """A closed loop of `clients`, each of which sends one request to warm up and then `requests` that count."""
+    """A closed loop of `clients`, each of which sends one request to warm up and then `requests` that count.
+
+    Where lengths differ, one more of each keeps the loop full until the last of those has ended (`cools_down`): else
+    the throughput would be that of the few longest answers, alone.
+    """
 
     workload: str
     clients: int
     requests: int
+    cools_down: bool = False
 
     @property
     def name(self) -> str:
@@ -77,9 +82,10 @@ async def _send(make_target: Callable[[], LoadTarget], load: Load, seed: int) ->
     Raises:
         RuntimeError: a request failed, or its answer had another length than was asked for.
     """
-    requests = make_workload(load.workload, load.clients * (load.requests + 1), seed).requests
+    cool_down = load.clients if load.cools_down else 0
+    requests = make_workload(load.workload, load.clients * (load.requests + 1) + cool_down, seed).requests
     records: list[RequestRecord] = []
-    options = LoadOptions("benchmark", ClosedLoop(load.clients), warm_up=load.clients)
+    options = LoadOptions("benchmark", ClosedLoop(load.clients), warm_up=load.clients, cool_down=cool_down)
     async with make_target() as target:
         await run_load(target, requests, options, records)
     found = run_figures(records)

@@ -113,7 +113,8 @@ def _server(setting: Setting) -> Part:
         for clients, bar in setting.few(_SERVER_BARS).items()
     ]
     if not setting.quick:
-        pieces.append(_server_piece(setting, Load("mixed", _MIXED_CLIENTS, setting.requests), _MIXED_BAR, ttft_bar=1.0))
+        mixed = Load("mixed", _MIXED_CLIENTS, setting.requests, cools_down=True)
+        pieces.append(_server_piece(setting, mixed, _MIXED_BAR, ttft_bar=1.0))
     pieces.append(_through_triton(setting, Load(equal, 8 if setting.quick else 32, setting.requests)))
     title = "End to end: Triton with `continuous` against llama-server with F16, both under our load generator"
     return Part("server", title, pieces)
