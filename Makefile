@@ -7,12 +7,13 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.10; do $$p -c '
   && echo $$p && break; done)
 DEMO_OUT ?= out/demo
 
-.PHONY: help setup model demo serve test soak check clean
+.PHONY: help setup model demo serve test soak bench-peers check clean
 
 help:
 	@echo "make demo   set up, fetch the model, compare the batchers on a small grid, print the table"
 	@echo "make test   set up and run all tests"
 	@echo "make soak   ten minutes of mixed requests at a real server whose KV pool is too small, then what it still holds"
+	@echo "make bench-peers  this engine against llama.cpp (built at the first run, 12 minutes) and transformers; PEERS=--quick"
 	@echo "make serve  set up and start the server with all five models"
 	@echo "make check  lint and types"
 	@echo "make setup  only the virtual environment in $(VENV)"
@@ -42,6 +43,10 @@ test: model
 
 soak: model
 	@PYTHONPATH=tests/soak:tests/server $(BIN)/python -m soak --requests 2000 --seconds 600
+
+# What is given to it, such as PEERS="--parts decode --rounds 3".
+bench-peers: model
+	@$(BIN)/python -m benchmarks.peers $(PEERS)
 
 check: setup
 	$(BIN)/ruff check .

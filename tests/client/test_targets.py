@@ -16,6 +16,7 @@ from slipstream_client.errors import SlipstreamError
 from slipstream_client.load.arrivals import ClosedLoop
 from slipstream_client.load.generator import LoadOptions, run_load
 from slipstream_client.load.targets import make_target
+from slipstream_client.load.targets.openai import OpenAiTarget
 from slipstream_client.load.workload import make_workload
 
 END = "[DONE]"
@@ -112,6 +113,21 @@ def test_an_openai_request_has_its_length_as_its_limit(http: ScriptedHttp) -> No
     assert served.path == "/v1/completions"
     assert (served.body["max_tokens"], served.body["ignore_eos"], served.body["model"]) == (4, True, "continuous")
     assert served.body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize(("keeps", "connections"), [(True, 1), (False, 3)])
+def test_a_server_that_closes_connections_without_saying_so_gets_each_request_on_a_new_one(
+    http: ScriptedHttp, keeps: bool, connections: int
+) -> None:
+    http.script = lambda served: answer("openai", 4)
+
+    async def send_all() -> None:
+        async with OpenAiTarget(http.url, "continuous", keeps_connections=keeps) as target:
+            requests = make_workload("fixed:3,4", 3).requests
+            await run_load(target, requests, LoadOptions("run", ClosedLoop(1)), [])
+
+    asyncio.run(send_all())
+    assert len({served.connection for served in http.served}) == connections
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,14 @@ _KEEP_ALIVE_S = 4.0
 class HttpSession:
     """`timeout_s` bounds each request, from connecting to the end of its answer.
 
-    Nothing is sent twice: aiohttp repeats no POST, whatever becomes of its connection.
+    Nothing is sent twice: aiohttp repeats no POST, whatever becomes of its connection. Without `keeps_connections` each
+    request has one of its own, for servers that close one after an answer without having said so.
     """
 
-    def __init__(self, url: str, timeout_s: float | None = None) -> None:
+    def __init__(self, url: str, timeout_s: float | None = None, *, keeps_connections: bool = True) -> None:
         self.url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._timeout_s = timeout_s
+        self._keeps_connections = keeps_connections
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -61,8 +63,12 @@ class HttpSession:
             raise RequestFailed(f"the connection to {self.url} broke ({error})", "UNAVAILABLE") from error
 
     def _connect(self) -> aiohttp.ClientSession:
+        if self._keeps_connections:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        else:
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            connector=connector,
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),
             # Compressed events may wait for each other, and Triton compresses what it can.
             headers={"Accept-Encoding": "identity"},

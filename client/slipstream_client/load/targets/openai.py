@@ -26,9 +26,9 @@ class OpenAiTarget:
     streams = True
     batch_size = None
 
-    def __init__(self, url: str, model: str, timeout_s: float | None = None) -> None:
+    def __init__(self, url: str, model: str, timeout_s: float | None = None, *, keeps_connections: bool = True) -> None:
         self.model = model
-        self._session = HttpSession(url.rstrip("/").removesuffix("/v1"), timeout_s)
+        self._session = HttpSession(url.rstrip("/").removesuffix("/v1"), timeout_s, keeps_connections=keeps_connections)
 
     async def send(self, attempts: Sequence[Attempt]) -> None:
         (attempt,) = attempts

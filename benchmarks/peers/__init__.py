@@ -1,0 +1,1 @@
+"""This engine against llama.cpp and transformers: same machine, same weights, in turn. See `__main__.py`."""
