@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--weights", default="fp16", choices=("fp16", "fp32", "int8"))
-    parser.add_argument("--kv-cache-dtype", default="fp32", choices=("fp32", "fp16"))
+    parser.add_argument("--kv-cache-dtype", default="fp16", choices=("fp32", "fp16"))
     parser.add_argument("--sequences", default=",".join(map(str, _SEQUENCES)), help="numbers of sequences to decode")
     parser.add_argument("--contexts", default=",".join(map(str, _CONTEXTS)), help="tokens before the decoded ones")
     parser.add_argument("--prompts", default=",".join(map(str, _PROMPTS)), help="tokens of the prompts to prefill")
@@ -66,7 +66,7 @@ def main() -> None:
 class EngineBenchmark:
     """One loaded model, measured in several ways; times are medians, and their ratios are of the same run."""
 
-    def __init__(self, model: str, weights: str = "fp16", kv_cache_dtype: str = "fp32") -> None:
+    def __init__(self, model: str, weights: str = "fp16", kv_cache_dtype: str = "fp16") -> None:
         # A budget that takes all prompts of a point in few steps, so that the sequences decode side by side.
         self._config = EngineConfig(
             name="benchmark",
@@ -141,7 +141,7 @@ class EngineBenchmark:
         """The workload `mixed` in a closed loop: a request arrives whenever one has ended; prompts come in chunks."""
         config = EngineConfig(**{**_fields(self._config), "max_num_seqs": seats, "max_num_batched_tokens": 64})
         self._runner.token_budget, budget = 64, self._runner.token_budget
-        engine, waiting = Engine(config, self._runner), list(make_workload("mixed", num_requests, seed=0))
+        engine, waiting = Engine(config, self._runner), list(make_workload("mixed", num_requests, seed=0).requests)
         before, start, tokens = self._model.part_seconds(), time.perf_counter(), 0
         while waiting or engine.requests:
             while waiting and len(engine.requests) < seats:

@@ -58,8 +58,9 @@ class EngineConfig:
         device: `cpu`, `cuda`, or `auto` (cuda where there is one).
         weights: storage of the matmul weights: `fp16` or `int8` (packed, CPU), `fp32` or `bf16` (CUDA); `auto` is fp16
             on a CPU and bf16 on CUDA.
-        kv_cache_dtype: what keys and values are kept as beside weights that are packed for a CPU: `fp32`, which `auto`
-            is, or `fp16`, half as large and rounded to 11 bits. Elsewhere `auto` alone, the weights' own.
+        kv_cache_dtype: what keys and values are kept as: `fp32`, or `fp16`, half as large and rounded to 11 bits; `auto`
+            is fp16 beside the weights fp16 and int8, and fp32 beside fp32. Where torch computes `auto` alone, which is
+            the weights' own.
         executor: what computes a step: `native`, this project's own model code, or `transformers`, which is its
             `model.generate()` (lockstep policy; without fp16 weights, so that `auto` is fp32 on a CPU).
         max_num_seqs: seats, the most sequences computed in one step.

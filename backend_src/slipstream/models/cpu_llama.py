@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -75,8 +77,8 @@ class CpuLlama:
         config = self.config
         shape = (config.num_layers, num_blocks, config.num_kv_heads)
         self._cache = Cache(
-            np.zeros((*shape, self._block_size // LANES, config.head_dim, LANES), self._kv_dtype),
-            np.zeros((*shape, config.head_dim // LANES, self._block_size, LANES), self._kv_dtype),
+            _zeros((*shape, self._block_size // LANES, config.head_dim, LANES), self._kv_dtype),
+            _zeros((*shape, config.head_dim // LANES, self._block_size, LANES), self._kv_dtype),
         )
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
@@ -150,6 +152,16 @@ class CpuLlama:
             scores=empty(self._num_threads, queries, width),
             seconds=self._seconds,
         )
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array of zeros in large pages where the system has them: a step reads all over it, and each page's address has
+    to be looked up."""
+    size = max(1, math.prod(shape) * dtype.itemsize)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
 
 
 def step_arrays(step: StepInput) -> StepArrays:

@@ -233,7 +233,9 @@ def _make_model(
         threads = config.threads or usable_threads()
         torch.set_num_threads(threads)
         weights = load_weights(model, folder, storage, packed())
-        kv_cache_dtype = "fp32" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        kv_cache_dtype = config.kv_cache_dtype
+        if kv_cache_dtype == "auto":
+            kv_cache_dtype = "fp32" if storage == "fp32" else "fp16"
         return CpuLlama(model, weights, max_model_len, config.block_size, threads, kv_cache_dtype)
     if config.kv_cache_dtype != "auto":
         raise ConfigError(
