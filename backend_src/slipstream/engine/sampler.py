@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,21 +55,26 @@ def sample(found: Logits, requests: list[Request]) -> list[int]:
     transformers' `generate`); the number drawn depends on the request's seed, choice index and output index alone. A
     row whose logits are not finite gives `NOT_FINITE`, one with nothing left to choose from `NOTHING_ALLOWED`.
     """
-    logits, highest, token_ids = found.values, found.highest, found.token_ids
-    finite = torch.isfinite(highest)
+    logits = found.values
+    finite = [math.isfinite(highest) for highest in found.highest.tolist()]
+    token_ids: list[int] = found.token_ids.tolist()
     edited = [row for row, request in enumerate(requests) if request.edits_logits]
     if edited:
         rows = torch.tensor(edited, device=logits.device)
-        logits = logits.float().index_copy(0, rows, edit_logits(logits[rows], [requests[row] for row in edited]))
-        highest, token_ids = logits.max(dim=-1)
-        token_ids = torch.where(highest == -torch.inf, NOTHING_ALLOWED, token_ids)
-    token_ids = torch.where(finite, token_ids, NOT_FINITE)
-    drawn = [row for row, request in enumerate(requests) if not request.sampling.greedy]
+        new = edit_logits(logits[rows], [requests[row] for row in edited])
+        logits = logits.float().index_copy(0, rows, new)
+        for row, highest, token_id in zip(edited, *(column.tolist() for column in new.max(dim=-1)), strict=True):
+            token_ids[row] = NOTHING_ALLOWED if highest == -math.inf else token_id
+    drawn = [
+        row
+        for row, request in enumerate(requests)
+        if not request.sampling.greedy and finite[row] and token_ids[row] != NOTHING_ALLOWED
+    ]
     if drawn:
-        rows = torch.tensor(drawn, device=logits.device)
-        chosen = _draw(logits[rows], [requests[row] for row in drawn])
-        token_ids[rows] = torch.where(token_ids[rows] < 0, token_ids[rows], chosen)
-    return token_ids.tolist()
+        chosen = _draw(logits[torch.tensor(drawn, device=logits.device)], [requests[row] for row in drawn])
+        for row, token_id in zip(drawn, chosen.tolist(), strict=True):
+            token_ids[row] = token_id
+    return [token_id if is_finite else NOT_FINITE for token_id, is_finite in zip(token_ids, finite, strict=True)]
 
 
 def _draw(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:

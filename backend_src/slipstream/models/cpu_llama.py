@@ -119,6 +119,10 @@ class CpuLlama:
         """A workspace for so many rows and scores of so many keys; it is kept, and grows."""
         has_rows, has_width = len(self._work.residual), self._work.scores.shape[2]
         if rows > has_rows or width > has_width:
+            if width > has_width:
+                # A sequence grows with every step. And rows of scores must not lie whole pages apart, where a cache has
+                # the same few places for all of them.
+                width = 2 * width // LANES * LANES + LANES
             self._work = self._make_workspace(max(rows, has_rows), max(width, has_width))
         return self._work
 
