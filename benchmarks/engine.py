@@ -193,7 +193,7 @@ class Matmuls:
 
 
 @njit(nogil=True)
-def _matmuls_alone(thread, team, num_rows, num_logits, work, both, layers, head, logits):  # type: ignore[no-untyped-def]
+def _matmuls_alone(thread, team, num_rows, num_logits, work, both, layers, head, logits):
     qkv, output, gate_up, down = layers
     for layer in range(qkv.panels.shape[0]):
         matmul(team, work.normed, num_rows, qkv, layer, work.quantised, work.qkv)
@@ -234,9 +234,8 @@ def _tables(results: dict[str, Any]) -> str:
         f"a copy reaches {machine['copy_gb_per_s']:.1f} GB/s, torch's float32 matmul "
         f"{machine['torch_matmul_gflop_per_s']:.0f} GFLOP/s",
         "",
-        f"{'context':>7} {'seqs':>5} {'tokens/s':>9} {'step ms':>8} {'matmul':>7} {'ratio':>6} {'GFLOP/s':>8} {'GB/s':>6}"
-        + "".join(f" {part:>9}" for part in parts)
-        + f" {'sampling':>9} {'scheduler':>9}",
+        f"{'context':>7} {'seqs':>5} {'tokens/s':>9} {'step ms':>8} {'matmul':>7} {'ratio':>6} {'GFLOP/s':>8} "
+        f"{'GB/s':>6}" + "".join(f" {part:>9}" for part in parts) + f" {'sampling':>9} {'scheduler':>9}",
     ]
     for r in results["decode"]:
         lines.append(
@@ -249,8 +248,9 @@ def _tables(results: dict[str, Any]) -> str:
     lines[-1] += "".join(f" {part:>9}" for part in parts)
     for r in results["prefill"]:
         lines.append(
-            f"{r['tokens']:7d} {r['tokens_per_s']:9.1f} {r['step_ms']:8.1f} {r['matmul_ms']:7.1f} {r['matmul_ratio']:6.2f} "
-            f"{r['gflop_per_s']:8.0f}" + "".join(f" {r['parts_ms'][part]:9.2f}" for part in parts)
+            f"{r['tokens']:7d} {r['tokens_per_s']:9.1f} {r['step_ms']:8.1f} {r['matmul_ms']:7.1f} "
+            f"{r['matmul_ratio']:6.2f} {r['gflop_per_s']:8.0f}"
+            + "".join(f" {r['parts_ms'][part]:9.2f}" for part in parts)
         )
     mixed = results["mixed"]
     shares = ", ".join(f"{part} {share:.0%}" for part, share in mixed["parts_share"].items())

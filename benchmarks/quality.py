@@ -47,7 +47,9 @@ def main() -> None:
             }
         )
     if arguments.json:
-        print(json.dumps({"version": 1, "model": arguments.model, "tokens": len(reference), "storages": rows}, indent=1))
+        print(
+            json.dumps({"version": 1, "model": arguments.model, "tokens": len(reference), "storages": rows}, indent=1)
+        )
         return
     print(f"{arguments.model}, {len(reference)} tokens in {len(windows)} windows")
     print(f"{'weights':>7} {'KV':>5} {'perplexity':>11} {'change':>8} {'same likeliest token':>21}")

@@ -56,11 +56,11 @@ class EngineConfig:
         policy: who is computed when: `continuous`, `lockstep` (static and dynamic batching) or `iterative`.
         model: a built-in name, a folder in Hugging Face's layout, or a hub id.
         device: `cpu`, `cuda`, or `auto` (cuda where there is one).
-        weights: storage of the matmul weights: `fp16` or `int8` (packed, CPU), `fp32` or `bf16` (CUDA); `auto` is fp16
-            on a CPU and bf16 on CUDA.
-        kv_cache_dtype: what keys and values are kept as: `fp32`, or `fp16`, half as large and rounded to 11 bits; `auto`
-            is fp16 beside the weights fp16 and int8, and fp32 beside fp32. Where torch computes `auto` alone, which is
-            the weights' own.
+        weights: storage of the matmul weights: `fp16`, `fp32` or `int8` packed for a CPU, `bf16` or `fp32` on CUDA;
+            `auto` is fp16 on a CPU and bf16 on CUDA.
+        kv_cache_dtype: what keys and values are kept as: `fp32`, or `fp16`, half as large and rounded to 11 bits;
+            `auto` is fp16 beside the weights fp16 and int8, and fp32 beside fp32. Where torch computes, `auto` alone is
+            allowed, which is the weights' own.
         executor: what computes a step: `native`, this project's own model code, or `transformers`, which is its
             `model.generate()` (lockstep policy; without fp16 weights, so that `auto` is fp32 on a CPU).
         max_num_seqs: seats, the most sequences computed in one step.
@@ -137,8 +137,8 @@ class EngineConfig:
                 )
             if self.weights in ("fp16", "int8"):
                 raise ConfigError(
-                    f"weights is {self.weights!r}, a packed storage that only the executor 'native' computes with; allowed beside "
-                    "executor 'transformers' are auto, fp32, bf16"
+                    f"weights is {self.weights!r}, a packed storage that only the executor 'native' computes with; "
+                    "allowed beside executor 'transformers' are auto, fp32, bf16"
                 )
         _ = self.weight_of_tenant  # is it readable?
         if not 1 <= len(self.name.encode()) <= _LONGEST_NAME:

@@ -109,7 +109,10 @@ def test_a_request_that_allows_no_token_fails_alone() -> None:
     ):
         for temperature in (0.0, 1.0):
             blocked = request_of([1], [], temperature=temperature, **fields)
-            assert sample(Logits.of(logits), [blocked, request_of([1], [])]) == [NOTHING_ALLOWED, int(row_of(5).argmax())]
+            assert sample(Logits.of(logits), [blocked, request_of([1], [])]) == [
+                NOTHING_ALLOWED,
+                int(row_of(5).argmax()),
+            ]
     blocked.append(NOTHING_ALLOWED, now=1.0)
     assert (blocked.finish_reason, blocked.error) == ("error", "the request's parameters allow no token at all")
 

@@ -57,7 +57,9 @@ def test_a_tiny_temperature_gives_the_greedy_token(temperature: float) -> None:
 @pytest.mark.parametrize("temperature", [1e4, 1e30, 1e300])
 def test_a_huge_temperature_draws_evenly(temperature: float) -> None:
     """SAM-15: and does not overflow."""
-    drawn = sample(Logits.of(logits_of(1).repeat(500, 1)), [at_index(0, 0, temperature=temperature, seed=s) for s in range(500)])
+    drawn = sample(
+        Logits.of(logits_of(1).repeat(500, 1)), [at_index(0, 0, temperature=temperature, seed=s) for s in range(500)]
+    )
     assert len(set(drawn)) == VOCAB
 
 
@@ -104,7 +106,9 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_softmax(temperature: flo
         requests = [at_index(0, 0, temperature=temperature, seed=seed) for seed in range(count)]
     else:
         requests = [at_index(0, index, temperature=temperature, seed=11) for index in range(count)]
-    counts = torch.bincount(torch.tensor(sample(Logits.of(logits.repeat(count, 1)), requests)), minlength=vocab).double()
+    counts = torch.bincount(
+        torch.tensor(sample(Logits.of(logits.repeat(count, 1)), requests)), minlength=vocab
+    ).double()
     probabilities = torch.softmax(logits[0].double() / temperature, dim=-1)
     assert (probabilities * count).min() > 5
     assert chi_square_p(counts, probabilities) > 1e-3

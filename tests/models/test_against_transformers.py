@@ -50,7 +50,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run on the plain torch operations that CUDA uses."""
 
-    def make(config: Any, model: Any, folder: Path, device: torch.device, storage: str, max_len: int, _: Any) -> LlamaModel:
+    def make(
+        config: Any, model: Any, folder: Path, device: torch.device, storage: str, max_len: int, _: Any
+    ) -> LlamaModel:
         heads = (model.num_heads, model.num_kv_heads, model.head_dim, config.block_size)
         kernels = TorchKernels(*heads, device=device, dtype=torch.float32)
         return LlamaModel(model, Checkpoint(folder), kernels, storage, max_len)

@@ -14,7 +14,6 @@ from slipstream.engine.noise import uniform
 from slipstream.engine.request import NOT_FINITE, NOTHING_ALLOWED, SAMPLING_FAILED, Request
 
 
-
 @dataclass(frozen=True, slots=True)
 class Logits:
     """What a model says of the next token of some rows."""

@@ -15,8 +15,17 @@ import torch
 from slipstream.engine.sampler import Logits
 from slipstream.errors import ConfigError
 from slipstream.models.kernels.cpu_attention import ROWS_OF_TILE
-from slipstream.models.kernels.cpu_step import PARTS, Cache, Heads, LogitArrays, StepArrays, Weights, Workspace, run_step
 from slipstream.models.kernels.cpu_matmul import Quantised
+from slipstream.models.kernels.cpu_step import (
+    PARTS,
+    Cache,
+    Heads,
+    LogitArrays,
+    StepArrays,
+    Weights,
+    Workspace,
+    run_step,
+)
 from slipstream.models.kernels.cpu_team import make_team
 from slipstream.models.kernels.cpu_tile import LANES
 from slipstream.models.rope import rotary_tables
@@ -97,7 +106,16 @@ class CpuLlama:
         epsilon = np.float32(self.config.rms_norm_eps)
         tables = (self._cos, self._sin)
         self.run_threads(
-            run_step, num_tokens, self._heads, epsilon, self.weights, *tables, self._cache, step_arrays(step), work, logits
+            run_step,
+            num_tokens,
+            self._heads,
+            epsilon,
+            self.weights,
+            *tables,
+            self._cache,
+            step_arrays(step),
+            work,
+            logits,
         )
         values, highest, token_ids = (torch.from_numpy(array[:num_logits]) for array in logits)
         return Logits(values[:, : self.config.vocab_size], highest, token_ids)

@@ -31,7 +31,6 @@ def pack_weights(config: ModelConfig, checkpoint: Checkpoint, storage: str) -> W
     def floats(name: str) -> np.ndarray:
         return checkpoint.get(name).float().numpy()
 
-
     def vectors(name: str) -> np.ndarray:
         return np.stack([floats(f"model.layers.{layer}.{name}.weight") for layer in layers])
 

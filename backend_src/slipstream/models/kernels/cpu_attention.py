@@ -38,7 +38,6 @@ def attention(team, heads, qkv, keys, values, step, queries, scores, out):
     head_dim, group = heads.head_dim, heads.num_heads // heads.num_kv_heads
     block_size = values.shape[3]
     block_elements = head_dim * block_size
-    in_width, out_width = qkv.shape[1], out.shape[1]
     width = scores.shape[1]
     zeros = np.zeros(LANES, np.float32)
     scale = _ONE / np.sqrt(np.float32(head_dim))
@@ -112,7 +111,7 @@ def _part_of_block(step, row, number, block_size):
 
 @njit(**OPTIONS)
 def _prefetch(array, place, size):
-    """Ask for a block before it is needed: blocks are too short for the processor to foresee where the next one lies."""
+    """Ask for a block before it is needed: blocks are too short for a processor to foresee where the next lies."""
     for element in range(0, size, LANES):
         prefetch(array, place + element)
 

@@ -12,8 +12,6 @@ from numba.extending import intrinsic
 
 from slipstream.models.cache_folder import compiled_folder
 
-
-
 # Before any kernel is declared, which is when numba looks.
 numba.config.CACHE_DIR = str(compiled_folder())  # type: ignore[attr-defined]
 

@@ -22,6 +22,7 @@ _TWO_PANELS = 2 * LANES
 # Elements of x that stay in a core's cache while all panels are multiplied with them: 256 KiB of float32.
 _CACHED_ELEMENTS = 1 << 16
 _ROWS_AT_ONCE = 4
+_INLINED: Any = OPTIONS  # numba's own annotation of them is narrower than what it takes
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
 
@@ -118,11 +119,11 @@ def _activations(team: Any, x: Any, num_rows: Any, panels: Any, quantised: Any) 
     raise NotImplementedError  # compiled code has the overloads below
 
 
-@overload(_activations, jit_options=OPTIONS)
-def _overload_activations(team, x, num_rows, panels, quantised):  # type: ignore[no-untyped-def]
+@overload(_activations, jit_options=_INLINED)
+def _overload_activations(team, x, num_rows, panels, quantised):
     if panels.dtype == types.int8:
 
-        def quantise(team, x, num_rows, panels, quantised):  # type: ignore[no-untyped-def]
+        def quantise(team, x, num_rows, panels, quantised):
             _quantise_rows(team, x, num_rows, quantised)
             return quantised.values
 
@@ -161,12 +162,12 @@ def _rescale(
     raise NotImplementedError  # compiled code has the overloads below
 
 
-@overload(_rescale, jit_options=OPTIONS)
-def _overload_rescale(num_rows, out, place, width, panels, bias, scales, quantised, row, first, count):  # type: ignore[no-untyped-def]
+@overload(_rescale, jit_options=_INLINED)
+def _overload_rescale(num_rows, out, place, width, panels, bias, scales, quantised, row, first, count):
     if panels.dtype != types.int8:
         return lambda num_rows, out, place, width, panels, bias, scales, quantised, row, first, count: None
 
-    def rescale(num_rows, out, place, width, panels, bias, scales, quantised, row, first, count):  # type: ignore[no-untyped-def]
+    def rescale(num_rows, out, place, width, panels, bias, scales, quantised, row, first, count):
         flat = out.reshape(out.size)
         for i in range(num_rows):
             row_scale = quantised.scales[row + i]

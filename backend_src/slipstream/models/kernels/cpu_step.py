@@ -15,7 +15,6 @@ from numba import njit
 from slipstream.models.kernels.cpu_attention import attention
 from slipstream.models.kernels.cpu_math import OPTIONS
 from slipstream.models.kernels.cpu_matmul import Matrix, Quantised, gated_matmul, matmul
-from slipstream.models.kernels.cpu_team import lap
 from slipstream.models.kernels.cpu_rows import (
     add_rms_norm,
     embed,
@@ -24,6 +23,7 @@ from slipstream.models.kernels.cpu_rows import (
     rotate_and_store,
     select_rms_norm,
 )
+from slipstream.models.kernels.cpu_team import lap
 
 
 class Heads(NamedTuple):

@@ -47,7 +47,7 @@ def _tile(
     w_stride: Any,
     depth: Any,
 ) -> Any:
-    """out[row, :] = initial[row, :] + sum over k < depth of x[row, k] * w[k, :], for constant numbers of rows and panels.
+    """out[row, :] = initial[row, :] + the sum over k < depth of x[row, k] * w[k, :], for constant numbers of both.
 
     Places and strides are in elements of the flat arrays. Panels lie `w_stride` apart, their columns side by side in
     `out` and `initial`. `w` holds float32, or fp16 as uint16. Where it holds int8, x holds int16, the sums are exact
@@ -67,12 +67,16 @@ def _tile(
         def vectors(index: int, first: Any, stride: Any) -> list[Any]:
             """Pointers to the lanes of every row and panel of `out` or `initial`."""
             return [
-                builder.bitcast(pointer(index, builder.add(row, ir.Constant(_INT64, panel * LANES))), _SUMS.as_pointer())
+                builder.bitcast(
+                    pointer(index, builder.add(row, ir.Constant(_INT64, panel * LANES))), _SUMS.as_pointer()
+                )
                 for row in places(first, stride, num_rows)
                 for panel in range(num_panels)
             ]
 
-        (_, _, _, out_at, out_stride, _, initial_at, initial_stride, _, x_at, x_stride, _, w_at, w_stride, depth) = arguments
+        (_, _, _, out_at, out_stride, _, initial_at, initial_stride, _, x_at, x_stride, _, w_at, w_stride, depth) = (
+            arguments
+        )
         x_rows = [pointer(8, place) for place in places(x_at, x_stride, num_rows)]
         w_panels = [pointer(11, place) for place in places(w_at, w_stride, num_panels)]
         starts = [builder.load(vector, align=4) for vector in vectors(5, initial_at, initial_stride)]
@@ -91,9 +95,7 @@ def _multiply_floats(
 ) -> list[Any]:
     """One fused multiply-add after the other."""
     w_panels = [builder.bitcast(panel, ir.VectorType(stored, LANES).as_pointer()) for panel in w_panels]
-    fma = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(_SUMS, [_SUMS] * 3), f"llvm.fma.v{LANES}f32"
-    )
+    fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_SUMS, [_SUMS] * 3), f"llvm.fma.v{LANES}f32")
 
     def add_products(sums: list[Any], k: Any) -> list[Any]:
         columns = [builder.load(builder.gep(panel, [k]), align=2) for panel in w_panels]
@@ -170,7 +172,7 @@ def _broadcast(builder: Any, value: Any) -> Any:
 
 
 def _loop(builder: Any, sums: list[Any], start: Any, stop: Any, unroll: int, body: Any) -> list[Any]:
-    """`sums = body(sums, k)` for k from start to stop, which are a multiple of `unroll` apart; sums stay in registers."""
+    """`sums = body(sums, k)` for k from start to stop, a multiple of `unroll` apart; sums stay in registers."""
     before = builder.block
     head, inside, behind = (builder.append_basic_block(name) for name in ("tile.head", "tile.body", "tile.end"))
     builder.branch(head)
@@ -194,7 +196,9 @@ def _loop(builder: Any, sums: list[Any], start: Any, stop: Any, unroll: int, bod
 
 
 @njit(**OPTIONS)
-def multiply_panel(rows, out, out_at, out_stride, initial, initial_at, initial_stride, x, x_at, x_stride, w, w_at, depth):
+def multiply_panel(
+    rows, out, out_at, out_stride, initial, initial_at, initial_stride, x, x_at, x_stride, w, w_at, depth
+):
     """As `_tile`, for any number of rows and one panel."""
     while rows >= 6:
         _tile(6, 1, out, out_at, out_stride, initial, initial_at, initial_stride, x, x_at, x_stride, w, w_at, 0, depth)
@@ -218,11 +222,43 @@ def multiply_two_panels(
 ):
     """As `_tile`, for any number of rows and two panels; with few rows more sums are under way at once."""
     while rows >= 2:
-        _tile(2, 2, out, out_at, out_stride, initial, initial_at, initial_stride, x, x_at, x_stride, w, w_at, w_stride, depth)
+        _tile(
+            2,
+            2,
+            out,
+            out_at,
+            out_stride,
+            initial,
+            initial_at,
+            initial_stride,
+            x,
+            x_at,
+            x_stride,
+            w,
+            w_at,
+            w_stride,
+            depth,
+        )
         rows, out_at = rows - 2, out_at + 2 * out_stride
         initial_at, x_at = initial_at + 2 * initial_stride, x_at + 2 * x_stride
     if rows == 1:
-        _tile(1, 2, out, out_at, out_stride, initial, initial_at, initial_stride, x, x_at, x_stride, w, w_at, w_stride, depth)
+        _tile(
+            1,
+            2,
+            out,
+            out_at,
+            out_stride,
+            initial,
+            initial_at,
+            initial_stride,
+            x,
+            x_at,
+            x_stride,
+            w,
+            w_at,
+            w_stride,
+            depth,
+        )
 
 
 @njit(**OPTIONS)
