@@ -74,7 +74,7 @@ def arguments(url: str, files: Files, *more: str) -> list[str]:
 
 
 def batch(triton: FakeTriton, files: Files, *more: str) -> Any:
-    return CliRunner().invoke(cli.app, arguments(triton.url, files, *more))
+    return CliRunner().invoke(cli.make_app([]), arguments(triton.url, files, *more))
 
 
 def test_every_request_is_answered_in_a_line_and_logged(triton: FakeTriton, files: Files) -> None:
@@ -280,14 +280,14 @@ def test_three_files_must_be_three(triton: FakeTriton, files: Files) -> None:
         [str(files.input), str(files.input)],
         [str(files.input), str(files.output), "--log", str(files.output)],
     ):
-        result = CliRunner().invoke(cli.app, ["batch", *more, "--url", triton.url])
+        result = CliRunner().invoke(cli.make_app([]), ["batch", *more, "--url", triton.url])
         assert str(result.exception) == "requests, answers and log need three different files"
 
 
 @pytest.mark.parametrize("name", ["", ".", "/"])
 def test_answers_without_a_file_name_are_refused(files: Files, name: str) -> None:
     files.ask_for(1)
-    result = CliRunner().invoke(cli.app, ["batch", str(files.input), name, "--url", "127.0.0.1:1"])
+    result = CliRunner().invoke(cli.make_app([]), ["batch", str(files.input), name, "--url", "127.0.0.1:1"])
     assert str(result.exception) == f"{Path(name)} is no file"
 
 
@@ -295,7 +295,7 @@ def test_outputs_that_differ_in_their_ending_have_a_log_each(triton: FakeTriton,
     files.ask_for(1)
     for ending in ("a", "b"):
         output = files.output.with_suffix(f".{ending}")
-        result = CliRunner().invoke(cli.app, ["batch", str(files.input), str(output), "--url", triton.url])
+        result = CliRunner().invoke(cli.make_app([]), ["batch", str(files.input), str(output), "--url", triton.url])
         assert result.exit_code == 0, result.output
         assert len(Path(f"{output}.log.jsonl").read_text().splitlines()) == 1
     assert not files.log.exists()

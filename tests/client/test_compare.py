@@ -41,7 +41,7 @@ def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compare(triton: FakeTriton, out: Path, *more: str, workload: str = "fixed:3,4") -> Any:
     arguments = ["compare", "--url", triton.url, "--out", str(out), "--workload", workload]
-    return CliRunner().invoke(cli.app, [*arguments, *more])
+    return CliRunner().invoke(cli.make_app([]), [*arguments, *more])
 
 
 def results_of(out: Path) -> dict[str, Any]:

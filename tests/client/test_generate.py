@@ -79,7 +79,7 @@ def http() -> Iterator[FakeHttp]:
 
 
 def run(*arguments: str) -> Any:
-    return CliRunner().invoke(cli.app, ["generate", *arguments])
+    return CliRunner().invoke(cli.make_app([]), ["generate", *arguments])
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:

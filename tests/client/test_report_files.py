@@ -47,7 +47,7 @@ def test_everything_is_written_and_again_from_the_folder(tmp_path: Path) -> None
     first = [path.read_bytes() for path in paths]
     for path in paths:
         path.unlink()
-    result = CliRunner().invoke(cli.app, ["report", str(folder)])
+    result = CliRunner().invoke(cli.make_app([]), ["report", str(folder)])
     assert result.exit_code == 0, result.output
     assert result.output.split() == [str(path) for path in paths]
     assert [path.read_bytes() for path in paths] == first
@@ -60,7 +60,7 @@ def test_the_command_shows_the_change_and_can_write_elsewhere(tmp_path: Path) ->
         run["output_tokens_per_s"] /= 2
     write_folder(tmp_path / "then", data)
     arguments = ["report", str(tmp_path / "now"), "--baseline", str(tmp_path / "then"), "--out", str(tmp_path / "new")]
-    result = CliRunner().invoke(cli.app, arguments)
+    result = CliRunner().invoke(cli.make_app([]), arguments)
     assert result.exit_code == 0, result.output
     assert "+100.0%" in result.output
     assert "Against the earlier run" in (tmp_path / "new" / "report.html").read_text()
@@ -105,7 +105,7 @@ def test_damaged_figures_are_said_in_one_line(tmp_path: Path) -> None:
     write_folder(tmp_path / "damaged", (results, requests, steps))
     for arguments in (["damaged"], ["whole", "--baseline", "damaged"]):
         folders = [each if each.startswith("--") else str(tmp_path / each) for each in arguments]
-        result = CliRunner().invoke(cli.app, ["report", *folders])
+        result = CliRunner().invoke(cli.make_app([]), ["report", *folders])
         assert isinstance(result.exception, SlipstreamError)
         assert str(result.exception).startswith(f"{tmp_path / 'damaged'} does not hold what a comparison writes (")
 

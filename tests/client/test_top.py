@@ -220,7 +220,7 @@ def metrics() -> Iterator[MetricsServer]:
 
 
 def top(*arguments: str) -> Any:
-    return CliRunner().invoke(cli.app, ["top", *arguments])
+    return CliRunner().invoke(cli.make_app([]), ["top", *arguments])
 
 
 def test_once_prints_one_plain_line_for_each_engine(metrics: MetricsServer) -> None:

@@ -32,7 +32,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def batch(*arguments: str | Path) -> Any:
-    return CliRunner().invoke(cli.app, ["batch", *map(str, arguments)])
+    return CliRunner().invoke(cli.make_app([]), ["batch", *map(str, arguments)])
 
 
 def test_killed_and_gone_on_with_it_has_every_answer_once_and_each_is_the_direct_one(

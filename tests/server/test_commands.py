@@ -30,7 +30,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 def slipstream(*arguments: str | Path) -> str:
     """What the command line prints when it ends well."""
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(cli.make_app([]), [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -69,7 +69,7 @@ def test_a_chat_goes_through_the_models_template(server: TritonServer, over: str
 
 def test_a_model_that_takes_text_alone_refuses_a_chat(server: TritonServer) -> None:
     arguments = ["generate", "hello", "--chat", "--batcher", "dynamic", "--url", server.grpc_url]
-    result = CliRunner().invoke(cli.app, arguments)
+    result = CliRunner().invoke(cli.make_app([]), arguments)
     assert isinstance(result.exception, RequestFailed)
     assert "dynamic takes text alone" in str(result.exception)
 
@@ -188,7 +188,7 @@ def test_compare_refuses_a_workload_that_no_context_holds_before_it_sends_anythi
 ) -> None:
     before = finished(server, "continuous", "length")
     where = ["--url", server.grpc_url, "--out", str(tmp_path), "--batchers", "continuous"]
-    result = CliRunner().invoke(cli.app, ["compare", *where, "--workload", "fixed:8000,400", "--requests", "1"])
+    result = CliRunner().invoke(cli.make_app([]), ["compare", *where, "--workload", "fixed:8000,400", "--requests", "1"])
     assert result.exit_code == 1
     assert isinstance(result.exception, SlipstreamError)
     assert "8000 prompt tokens and max_tokens 400; together at most 8192 are allowed" in str(result.exception)

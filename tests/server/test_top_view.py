@@ -56,7 +56,7 @@ def test_top_shows_every_engine_and_what_it_did(server: TritonServer) -> None:
     before = Metrics(server).value("generation_tokens_total", "continuous")
     ask(server, "continuous", PROMPTS[0], max_tokens=8, ignore_eos=True)
     wait_until_at_rest(server, ["continuous"])
-    result = CliRunner().invoke(cli.app, ["top", "--url", server.metrics_url, "--once", "--interval", "0.1", "--json"])
+    result = CliRunner().invoke(cli.make_app([]), ["top", "--url", server.metrics_url, "--once", "--interval", "0.1", "--json"])
     assert result.exit_code == 0, result.output
     engines = {engine["engine"]: engine for engine in json.loads(result.stdout)["engines"]}
     assert list(engines) == ["continuous", "dynamic", "iterative", "static"]

@@ -14,6 +14,7 @@ from slipstream.models.kernels.cpu_step import Weights
 from slipstream.models.kernels.cpu_tile import LANES, pack_panels
 from slipstream.models.weights import Checkpoint, ModelConfig
 
+_COLUMNS_AT_ONCE = 1024  # quantised: what lies between takes memory too
 _STORED = {"fp16": np.float16, "fp32": np.float32}
 
 
@@ -29,7 +30,7 @@ def pack_weights(config: ModelConfig, checkpoint: Checkpoint, storage: str) -> W
     layers = range(config.num_layers)
 
     def floats(name: str) -> np.ndarray:
-        return checkpoint.get(name).float().numpy()
+        return checkpoint.get(name).float().numpy().copy()  # what is not copied keeps the whole file mapped
 
     def vectors(name: str) -> np.ndarray:
         return np.stack([floats(f"model.layers.{layer}.{name}.weight") for layer in layers])
@@ -40,23 +41,29 @@ def pack_weights(config: ModelConfig, checkpoint: Checkpoint, storage: str) -> W
 
     def matrix(*projections: str, arrange: Callable[[Any], Any] = lambda weight: weight) -> Matrix:
         """Projections of the same input as one matrix; `arrange` orders its rows."""
-        panels, biases, scales = [], [], []
+        found = None
         for layer in layers:
             names = [f"model.layers.{layer}.{projection}" for projection in projections]
             weight = arrange(checkpoint.fused([f"{name}.weight" for name in names]))
-            packed, scale = pack_matrix(weight, storage)
-            panels.append(packed)
-            scales.append(scale)
-            biased = f"{names[0]}.bias" in checkpoint
-            bias = checkpoint.fused([f"{name}.bias" for name in names]).float() if biased else torch.zeros(len(weight))
-            biases.append(arrange(bias).numpy() if biased else bias.numpy())
-        return Matrix(np.stack(panels), np.stack(biases), np.stack(scales))
+            panels, scales = pack_matrix(weight, storage)
+            if found is None:  # all layers' at once, so that none is ever there twice
+                found = Matrix(
+                    np.empty((len(layers), *panels.shape), panels.dtype),
+                    np.zeros((len(layers), len(weight)), np.float32),
+                    np.empty((len(layers), *scales.shape), np.float32),
+                )
+            found.panels[layer], found.scales[layer] = panels, scales
+            if f"{names[0]}.bias" in checkpoint:
+                found.bias[layer] = arrange(checkpoint.fused([f"{name}.bias" for name in names]).float()).numpy()
+        assert found is not None
+        return found
 
-    embedding = checkpoint.get("model.embed_tokens.weight")
-    head = embedding if config.tie_word_embeddings else checkpoint.get("lm_head.weight")
-    head_panels, head_scales = (array[None] for array in pack_matrix(head, storage))
+    # Before all else, while there is room for a float32 copy of the largest of them.
+    head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    head_panels, head_scales = (array[None] for array in pack_matrix(checkpoint.get(head), storage))
+    embedding = _as_stored(checkpoint.get("model.embed_tokens.weight"), "fp16" if storage == "int8" else storage)
     return Weights(
-        embedding=_as_stored(embedding, "fp16" if storage == "int8" else storage),
+        embedding=embedding,
         input_norm=vectors("input_layernorm"),
         qkv=matrix("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         query_norm=head_norm("q_norm"),
@@ -74,12 +81,14 @@ def pack_matrix(weight: torch.Tensor, storage: str) -> tuple[np.ndarray, np.ndar
     """Panels of a weight [columns, depth], and each column's scale where it is quantised."""
     if storage != "int8":
         return pack_panels(_as_stored(weight, storage)), np.zeros(0, np.float32)
-    weight = weight.float()
-    scales = (weight.abs().amax(dim=1) / MOST_WEIGHT).clamp(min=1e-30)
-    panels = pack_panels((weight / scales[:, None]).round().to(torch.int8).numpy())
-    filled_up = np.zeros(len(panels) * LANES, np.float32)
-    filled_up[: len(scales)] = scales.numpy()
-    return panels, filled_up
+    whole = np.empty(weight.shape, np.int8)
+    scales = np.zeros(-(-len(weight) // LANES) * LANES, np.float32)
+    for start in range(0, len(weight), _COLUMNS_AT_ONCE):
+        part = weight[start : start + _COLUMNS_AT_ONCE].float()
+        scale = (part.abs().amax(dim=1) / MOST_WEIGHT).clamp(min=1e-30)
+        whole[start : start + len(part)] = (part / scale[:, None]).round().to(torch.int8).numpy()
+        scales[start : start + len(part)] = scale.numpy()
+    return pack_panels(whole), scales
 
 
 def _as_stored(tensor: torch.Tensor, storage: str) -> np.ndarray:

@@ -88,8 +88,10 @@ class Checkpoint:
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise ModelNotFound(f"{folder} has no *.safetensors file; other formats are not read")
-        self._handles = [safe_open(str(file), framework="pt") for file in files]
-        self._where = {name: handle for handle in self._handles for name in handle.keys()}  # noqa: SIM118
+        self._where: dict[str, Path] = {}
+        for file in files:
+            with safe_open(str(file), framework="pt") as tensors:
+                self._where.update(dict.fromkeys(tensors.keys(), file))
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -102,7 +104,9 @@ class Checkpoint:
         """
         if name not in self._where:
             raise ModelNotFound(f"the checkpoint has no tensor {name!r}")
-        return self._where[name].get_tensor(name)
+        # Opened each time: what has been read of an open file counts as this process's memory.
+        with safe_open(str(self._where[name]), framework="pt") as tensors:
+            return tensors.get_tensor(name)
 
     def fused(self, names: list[str]) -> torch.Tensor:
         """Several projections of the same input as one: their rows one below the other."""
