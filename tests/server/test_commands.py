@@ -188,7 +188,9 @@ def test_compare_refuses_a_workload_that_no_context_holds_before_it_sends_anythi
 ) -> None:
     before = finished(server, "continuous", "length")
     where = ["--url", server.grpc_url, "--out", str(tmp_path), "--batchers", "continuous"]
-    result = CliRunner().invoke(cli.make_app([]), ["compare", *where, "--workload", "fixed:8000,400", "--requests", "1"])
+    result = CliRunner().invoke(
+        cli.make_app([]), ["compare", *where, "--workload", "fixed:8000,400", "--requests", "1"]
+    )
     assert result.exit_code == 1
     assert isinstance(result.exception, SlipstreamError)
     assert "8000 prompt tokens and max_tokens 400; together at most 8192 are allowed" in str(result.exception)

@@ -88,7 +88,7 @@ def test_every_sample_names_model_version_and_batcher(server: TritonServer) -> N
         "iterative": "iterative",
     }.items():
         assert metrics.samples("slipstream_engine_up", model=engine, version="1", batcher=batcher) == [1.0]
-        assert metrics.samples("slipstream_kv_blocks_total", model=engine) == [1092.0]
+        assert metrics.samples("slipstream_kv_blocks_total", model=engine) == [2184.0]
 
 
 def test_two_models_of_one_engine_share_its_process_and_publish_its_metrics_once(server: TritonServer) -> None:

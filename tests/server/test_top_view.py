@@ -56,12 +56,14 @@ def test_top_shows_every_engine_and_what_it_did(server: TritonServer) -> None:
     before = Metrics(server).value("generation_tokens_total", "continuous")
     ask(server, "continuous", PROMPTS[0], max_tokens=8, ignore_eos=True)
     wait_until_at_rest(server, ["continuous"])
-    result = CliRunner().invoke(cli.make_app([]), ["top", "--url", server.metrics_url, "--once", "--interval", "0.1", "--json"])
+    result = CliRunner().invoke(
+        cli.make_app([]), ["top", "--url", server.metrics_url, "--once", "--interval", "0.1", "--json"]
+    )
     assert result.exit_code == 0, result.output
     engines = {engine["engine"]: engine for engine in json.loads(result.stdout)["engines"]}
     assert list(engines) == ["continuous", "dynamic", "iterative", "static"]
     assert {(engine["up"], engine["running"], engine["kv_blocks_total"]) for engine in engines.values()} == {
-        (True, 0, 1092)
+        (True, 0, 2184)
     }
     assert [engine["streams"] for engine in engines.values()] == [True, False, True, False]
     assert Metrics(server).value("generation_tokens_total", "continuous") == before + 8

@@ -32,7 +32,7 @@ QUEUE_ORDERS = ("priority", "fair")
 SEATS = 16
 BLOCK_SIZE = 16
 # Of the model smollm2-135m in fp32: 30 layers, keys and values, 3 heads of 64.
-KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4
+KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 2
 # glibc's own thresholds, which it otherwise raises as it goes, and few arenas: so it gives back at once what a step has
 # freed, and what is resident at rest is what is held (man 3 mallopt).
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "2"}
