@@ -21,7 +21,7 @@ def shared_spare() -> Iterator[Spare]:
         *models,
         SLIPSTREAM_MAX_NUM_SEQS=str(SPARE_SEATS),
         SLIPSTREAM_MAX_QUEUED_REQUESTS=str(SPARE_QUEUE),
-        SLIPSTREAM_KV_CACHE_BYTES=str(128 << 20),
+        SLIPSTREAM_KV_CACHE_BYTES=str(64 << 20),
         SLIPSTREAM_MAX_RESPONSE_BYTES=str(SPARE_RESPONSE_BYTES),
         SLIPSTREAM_GRACE_SECONDS="1",
     )

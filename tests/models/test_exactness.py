@@ -48,12 +48,27 @@ def test_the_reference_is_worth_comparing_with(alone: list[Answer]) -> None:
     assert all(torch.isfinite(row).all() for answer in alone for row in answer.logits)
 
 
-@pytest.mark.parametrize("weights", ["fp32", "int8"])
-def test_other_storages_are_independent_of_the_batch_too(tiny_llama: Path, weights: str) -> None:
-    engine = TinyEngine(tiny_llama, weights=weights)
+@pytest.mark.parametrize(
+    "storages",
+    [
+        {"weights": "fp32"},
+        {"weights": "int8"},
+        {"kv_cache_dtype": "fp32"},
+        {"weights": "fp32", "kv_cache_dtype": "fp16"},
+    ],
+)
+def test_other_storages_are_independent_of_the_batch_too(tiny_llama: Path, storages: dict[str, str]) -> None:
+    engine = TinyEngine(tiny_llama, **storages)
     assert engine.runner.batch_invariant
     reference = [engine.answer(prompt, max_tokens=MAX_TOKENS) for prompt in PROMPTS]
-    assert_all_same_bits(run_together(tiny_llama, weights=weights, max_num_batched_tokens=23), reference)
+    assert_all_same_bits(run_together(tiny_llama, max_num_batched_tokens=23, **storages), reference)
+
+
+def test_keys_and_values_in_fp16_change_logits_by_their_rounding_alone(tiny_llama: Path) -> None:
+    """11 bits: 2^-12 of each key and value, through two layers."""
+    exact = TinyEngine(tiny_llama, kv_cache_dtype="fp32").answer(PROMPTS[1], max_tokens=1).logits[0]
+    rounded = TinyEngine(tiny_llama, kv_cache_dtype="fp16").answer(PROMPTS[1], max_tokens=1).logits[0]
+    assert 0 < (rounded - exact).norm() / exact.norm() < 2e-3
 
 
 def test_batched_equals_alone(tiny_llama: Path, alone: list[Answer]) -> None:

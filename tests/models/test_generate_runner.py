@@ -24,7 +24,7 @@ from slipstream.engine.request import Request
 from slipstream.errors import ConfigError
 from slipstream.models.generate_runner import GenerateRunner
 from tiny_model import (
-    KV_BYTES_PER_TOKEN,
+    KV_VALUES_PER_TOKEN,
     SHAPE,
     TinyEngine,
     load_reference,
@@ -365,7 +365,7 @@ def make_runner(folder: Path, **fields: Any) -> GenerateRunner:
 def test_the_pool_has_as_many_blocks_as_its_bytes_hold_in_the_weights_dtype(
     tiny_llama: Path, weights: str, num_blocks: int
 ) -> None:
-    runner = make_runner(tiny_llama, weights=weights, kv_cache_bytes=100 * 16 * KV_BYTES_PER_TOKEN + 1)
+    runner = make_runner(tiny_llama, weights=weights, kv_cache_bytes=100 * 16 * KV_VALUES_PER_TOKEN * 4 + 1)
     assert runner.num_blocks == num_blocks
     assert runner.model.dtype == (torch.bfloat16 if weights == "bf16" else torch.float32)
     assert (runner.max_model_len, runner.vocab_size, runner.eos_token_ids) == (256, 256, {2})

@@ -12,7 +12,7 @@ from slipstream.models.store import resolve
 
 # Peak memory of the process beyond what its imports had taken, as a share of the packed weights.
 _PROGRAM = """
-import resource, sys, torch
+import sys, torch
 from slipstream.models import cpu_weights, packed_store
 from slipstream.models.kernels import cpu_step
 from slipstream.models.store import resolve
@@ -20,7 +20,8 @@ from slipstream.models.weights import Checkpoint, ModelConfig
 folder, (how, storage) = resolve("smollm2-135m"), sys.argv[1:]
 config = ModelConfig.from_folder(folder)
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
 before = peak()
 if how == "packing":
     weights = cpu_weights.pack_weights(config, Checkpoint(folder), storage)

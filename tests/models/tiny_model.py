@@ -32,7 +32,7 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": None,
 }
 # A token's keys and values in all layers, in bytes.
-KV_BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4
+KV_VALUES_PER_TOKEN = 2 * 2 * 2 * 16
 
 
 def save_tiny_llama(folder: Path) -> Path:
@@ -68,11 +68,13 @@ def make_config(**fields: Any) -> EngineConfig:
     """One thread and a pool of 256 blocks, unless told otherwise."""
     blocks = fields.pop("num_blocks", 256)
     block_size = fields.get("block_size", 16)
+    is_float32 = fields.get("weights") == "fp32" or fields.get("executor") == "transformers"
+    value_bytes = 4 if is_float32 or fields.get("kv_cache_dtype") == "fp32" else 2
     defaults = {
         "name": "tiny",
         "device": "cpu",
         "threads": 1,
-        "kv_cache_bytes": blocks * block_size * KV_BYTES_PER_TOKEN,
+        "kv_cache_bytes": blocks * block_size * KV_VALUES_PER_TOKEN * value_bytes,
     }
     return EngineConfig(**{**defaults, **fields})
 

@@ -89,20 +89,28 @@ class ModelRunner:
         self.num_blocks = fit_pool(config, self.model.kv_bytes_per_token())
         with torch.inference_mode():
             self.model.allocate_cache(self.num_blocks)
-        self.batch_invariant = self.model.batch_invariant
-        self._warm_up()
+        self.batch_invariant = self._warm_up() and self.model.batch_invariant
         log.info(
             "%s on %s, %s weights, %d blocks of %d tokens, batch invariant: %s",
             folder.name, self.device_name, storage, self.num_blocks, config.block_size, self.batch_invariant,
         )  # fmt: skip
 
-    def _warm_up(self) -> None:
-        """One step with many rows and one with few: the kernels for both are compiled where no cache has them."""
-        for num_tokens in (32, 1):
-            request = Request((b"warm-up", 0), [0] * num_tokens, SamplingParams(max_tokens=1, temperature=0.0), 0.0)
-            blocks = min(-(-num_tokens // self._block_size), self.num_blocks)
-            request.block_table = list(range(blocks))
-            self.run(Batch([Chunk(request, request.token_ids[: blocks * self._block_size], 0, sample=True)]))
+    def _warm_up(self) -> bool:
+        """A step with many rows and one with few, so that all is compiled; whether a row depends on no other.
+
+        The second step computes the first one's last token again, alone and from the cache: its logits are the same
+        bits where a row depends on nothing else.
+        """
+        num_tokens = min(32, self.max_model_len, self.num_blocks * self._block_size)
+        request = Request((b"warm-up", 0), list(range(num_tokens)), SamplingParams(max_tokens=1, temperature=0.0), 0.0)
+        request.block_table = list(range(-(-num_tokens // self._block_size)))
+        logits = []
+        for start in (0, num_tokens - 1):
+            batch = Batch([Chunk(request, request.token_ids[start:], start, sample=True)])
+            self.run(batch)
+            with torch.inference_mode():
+                logits.append(self.logits(batch).values.clone())
+        return torch.equal(*logits)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """See Runner.copy_blocks."""
