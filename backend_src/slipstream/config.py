@@ -64,7 +64,7 @@ class EngineConfig:
         executor: what computes a step: `native`, this project's own model code, or `transformers`, which is its
             `model.generate()` (lockstep policy; without fp16 weights, so that `auto` is fp32 on a CPU).
         max_num_seqs: seats, the most sequences computed in one step.
-        max_num_batched_tokens: token budget of one step of the continuous policy; 0 is 64 on a CPU, 8192 on
+        max_num_batched_tokens: token budget of one step of the continuous policy; 0 is 512 on a CPU, 8192 on
             CUDA, and no less than max_num_seqs.
         max_model_len: longest prompt plus answer in tokens; 0 is the model's own limit.
         block_size: tokens in one KV block, a multiple of 8, on a CPU of 16.
