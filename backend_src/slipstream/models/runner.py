@@ -23,8 +23,8 @@ from slipstream.models.weights import Checkpoint, ModelConfig
 
 log = logging.getLogger(__name__)
 
-# The CPU's takes a usual prompt in one step: with 64, the 99th percentile of the time to the first token of 32 streams of
-# the workload `mixed` was six times as long, with 256 twice (README, "One long prompt beside running answers").
+# The CPU's takes a usual prompt in one step: with 64, the 99th percentile of the time to the first token of 32 streams
+# of the workload `mixed` was six times as long, with 256 twice (README, "One long prompt beside running answers").
 _DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 
 
