@@ -89,7 +89,8 @@ def test_the_defaults_are_valid_and_frozen() -> None:
 def test_the_fingerprint_tells_any_two_configurations_apart() -> None:
     config = EngineConfig(name="e", policy="lockstep")
     changes: dict[str, Any] = {
-        "name": "f", "policy": "continuous", "model": "other", "device": "cpu", "weights": "fp32", "kv_cache_dtype": "fp16",
+        "name": "f", "policy": "continuous", "model": "other", "device": "cpu", "weights": "fp32",
+        "kv_cache_dtype": "fp16",
         "executor": "transformers", "max_num_seqs": 3, "max_num_batched_tokens": 99, "max_model_len": 9,
         "block_size": 8, "kv_cache_bytes": 5, "admission": "no_evict", "chunked_prefill": False, "prefix_cache": False,
         "queue_order": "fair", "aging_seconds": 1, "tenant_weights": "a=2", "look_past": 1,
