@@ -8,6 +8,7 @@ held against a copy and a large matmul of torch in the same run. An absolute tim
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import time
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from numba import njit
 
+from benchmarks.prompts import prompt_ids
 from slipstream.config import EngineConfig
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Request, SamplingParams
@@ -91,11 +93,11 @@ class EngineBenchmark:
             self._add(engine, index, context - _STEPS // 2, _STEPS + 2)
         while any(request.num_output_tokens == 0 for request in engine.requests.values()):
             engine.step()
-        steps, matmuls, parts = [], [], []
+        steps: list[float] = []
+        matmuls: list[float] = []
+        parts: list[dict[str, float]] = []
         while sum(request.num_output_tokens <= _STEPS for request in engine.requests.values()) == count:
-            before = self._model.part_seconds()
-            steps.append(_timed(engine.step))
-            parts.append({part: seconds - before[part] for part, seconds in self._model.part_seconds().items()})
+            self._step(engine, steps, parts)
             matmuls.append(_timed(lambda: self._matmuls.run(count, count)))
         records = engine.records.last(len(steps))
         engine.abort(list(engine.requests))
@@ -118,13 +120,13 @@ class EngineBenchmark:
 
     def prefill(self, length: int) -> dict[str, Any]:
         """Prompts of that length, each computed in one step of its own, in turn with its matmuls alone."""
-        steps, matmuls, parts = [], [], []
+        steps: list[float] = []
+        matmuls: list[float] = []
+        parts: list[dict[str, float]] = []
         for _ in range(5):
             engine = Engine(self._config, self._runner)
             self._add(engine, 0, length, 1)
-            before = self._model.part_seconds()
-            steps.append(_timed(engine.step))
-            parts.append({part: seconds - before[part] for part, seconds in self._model.part_seconds().items()})
+            self._step(engine, steps, parts)
             matmuls.append(_timed(lambda: self._matmuls.run(length, 1)))
         step, alone = statistics.median(steps), statistics.median(matmuls)
         return {
@@ -139,7 +141,7 @@ class EngineBenchmark:
 
     def mixed(self, num_requests: int = 96, seats: int = 32) -> dict[str, Any]:
         """The workload `mixed` in a closed loop: a request arrives whenever one has ended; prompts come in chunks."""
-        config = EngineConfig(**{**_fields(self._config), "max_num_seqs": seats, "max_num_batched_tokens": 64})
+        config = dataclasses.replace(self._config, max_num_seqs=seats, max_num_batched_tokens=64)
         self._runner.token_budget, budget = 64, self._runner.token_budget
         engine, waiting = Engine(config, self._runner), list(make_workload("mixed", num_requests, seed=0).requests)
         before, start, tokens = self._model.part_seconds(), time.perf_counter(), 0
@@ -159,11 +161,16 @@ class EngineBenchmark:
             },
         }
 
+    def _step(self, engine: Engine, steps: list[float], parts: list[dict[str, float]]) -> None:
+        """Compute a step, and note its seconds as a whole and by part."""
+        before = self._model.part_seconds()
+        steps.append(_timed(engine.step))
+        parts.append({part: seconds - before[part] for part, seconds in self._model.part_seconds().items()})
+
     @staticmethod
     def _add(engine: Engine, index: int, prompt_tokens: int, max_tokens: int) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        prompt = [(7 * index + 3 * position) % 1000 + 100 for position in range(prompt_tokens)]
-        engine.add(Request((b"", index), prompt, sampling, arrival_time=0.0))
+        engine.add(Request((b"", index), prompt_ids(index, prompt_tokens), sampling, arrival_time=0.0))
 
 
 class Matmuls:
@@ -214,10 +221,6 @@ def matmul_speed() -> float:
     """GFLOP/s of torch's float32 matmul of two matrices of 1536 x 1536."""
     a, b = torch.randn(1536, 1536), torch.randn(1536, 1536)
     return 2 * 1536**3 / statistics.median(_timed(lambda: a @ b) for _ in range(7)) / 1e9
-
-
-def _fields(config: EngineConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in config.__dataclass_fields__}
 
 
 def _timed(action: Callable[[], Any]) -> float:

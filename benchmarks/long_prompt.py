@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.prompts import prompt_ids
 from slipstream.config import EngineConfig
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Request, SamplingParams
@@ -63,7 +64,7 @@ def _measure(config: EngineConfig, runner: ModelRunner, prompt_tokens: int) -> d
     # Long enough not to end before the last chunk, of which each has at least one token.
     sampling = SamplingParams(max_tokens=_STEADY_STEPS + prompt_tokens, temperature=0.0, ignore_eos=True)
     for index in range(_STREAMS):
-        engine.add(Request((b"", index), _prompt(index, _STREAM_PROMPT), sampling, arrival_time=0.0))
+        engine.add(Request((b"", index), prompt_ids(index, _STREAM_PROMPT), sampling, arrival_time=0.0))
     while any(request.num_output_tokens == 0 for request in engine.requests.values()):
         engine.step()
     steady = statistics.median(_timed_step(engine) for _ in range(_STEADY_STEPS))
@@ -85,17 +86,13 @@ def _prefill(engine: Engine, prompt_tokens: int) -> list[float]:
     """Seconds of each step from a long prompt's arrival to its first token; whoever streams gets a token in each."""
     streams = [request for key, request in engine.requests.items() if key != _LONG]
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    engine.add(Request(_LONG, _prompt(_STREAMS, prompt_tokens), sampling, arrival_time=0.0))
+    engine.add(Request(_LONG, prompt_ids(_STREAMS, prompt_tokens), sampling, arrival_time=0.0))
     taken = []
     while _LONG in engine.requests:
         before = [request.num_output_tokens for request in streams]
         taken.append(_timed_step(engine))
         assert [request.num_output_tokens for request in streams] == [count + 1 for count in before]
     return taken
-
-
-def _prompt(index: int, num_tokens: int) -> list[int]:
-    return [(7 * index + 3 * position) % 1000 + 100 for position in range(num_tokens)]
 
 
 def _timed_step(engine: Engine) -> float:

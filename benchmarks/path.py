@@ -1,7 +1,7 @@
 """What the way from the engine to a client costs: `python -m benchmarks.path [--clients 32]`.
 
 One closed loop over gRPC against a server of its own; the processor time of each process on the way, per generated
-token, and the rate at which responses came and how many tokens each held.
+token.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ _CHOICES = {
     "admission": ("optimistic", "no_evict"),
     "queue_order": ("fcfs", "priority", "fair"),
 }
+# What `auto` is, by device.
+DEFAULT_WEIGHTS = {"cpu": "fp16", "cuda": "bf16"}
 _LONGEST_NAME = 30
 # field -> (least, most) allowed value
 _RANGES = {
@@ -204,6 +206,11 @@ def _convert(field: str, kind: str, value: str) -> Any:
         except ValueError:
             raise ConfigError(f"{field} is {value!r}; it must be a whole number") from None
     return read_bool(field, text) if kind == "bool" else text
+
+
+def usable_threads() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def read_bool(field: str, value: str) -> bool:

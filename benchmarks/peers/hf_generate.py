@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 from transformers.utils import logging as transformers_logging
 
 from benchmarks.peers.child import report
-from benchmarks.peers.ours import prompt_ids
+from benchmarks.prompts import prompt_ids
 from slipstream.models.store import resolve
 
 _PAGE, _BATCH_TOKENS = 256, 512

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from benchmarks.peers.child import report
+from benchmarks.prompts import prompt_ids
 from slipstream.config import EngineConfig
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Request, SamplingParams
@@ -135,11 +136,6 @@ def _engine(config: EngineConfig, runner: ModelRunner, count: int, prompt: int, 
 def _request(index: int, prompt: int, output: int) -> Request:
     sampling = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
     return Request((b"", index), prompt_ids(index, prompt), sampling, arrival_time=time.monotonic())
-
-
-def prompt_ids(index: int, length: int) -> list[int]:
-    """A prompt like no other of a batch."""
-    return [(7 * index + 3 * position) % 1000 + 100 for position in range(length)]
 
 
 def _kv_cache_bytes(folder: Path, sequences: int, tokens: int) -> int:

@@ -13,6 +13,8 @@ from slipstream.engine.logits import edit_logits
 from slipstream.engine.noise import uniform
 from slipstream.engine.request import NOT_FINITE, NOTHING_ALLOWED, SAMPLING_FAILED, Request
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Logits:
@@ -29,9 +31,6 @@ class Logits:
 
     def __getitem__(self, rows: slice) -> Logits:
         return Logits(self.values[rows], self.highest[rows], self.token_ids[rows])
-
-
-log = logging.getLogger(__name__)
 
 
 def sample_each(logits: Logits, requests: list[Request]) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -201,8 +200,3 @@ def step_arrays(step: StepInput) -> StepArrays:
         logit_rows=step.logit_rows,
         tiles=np.append(rows[(rows - first) % ROWS_OF_TILE == 0], step.num_tokens),
     )
-
-
-def usable_threads() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0))

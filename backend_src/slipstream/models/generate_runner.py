@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from slipstream.batchers.lockstep import PADDING_TOKEN
-from slipstream.config import EngineConfig
+from slipstream.config import EngineConfig, usable_threads
 from slipstream.engine.batch import Batch, Chunk, StepOutput
 from slipstream.engine.request import FINISH_LENGTH, Request, SamplingParams
 from slipstream.engine.sampler import Logits
@@ -60,8 +60,6 @@ class GenerateRunner:
         keys_and_values = 2 * model_config.num_layers * model_config.num_kv_heads * model_config.head_dim
         self.num_blocks = fit_pool(config, keys_and_values * dtype.itemsize)
         if self.device_name == "cpu":
-            from slipstream.models.cpu_llama import usable_threads
-
             torch.set_num_threads(config.threads or usable_threads())
         transformers_logging.disable_progress_bar()
         model: Any = AutoModelForCausalLM.from_pretrained(

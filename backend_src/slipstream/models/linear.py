@@ -1,4 +1,4 @@
-"""The matmul of a layer in torch, and which storages of weights there are."""
+"""The matmul of a layer in torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-
-DEFAULT_WEIGHTS = {"cpu": "fp16", "cuda": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)

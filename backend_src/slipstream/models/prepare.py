@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slipstream.config import DEFAULT_WEIGHTS, EngineConfig
 from slipstream.models.cache_folder import compiled_folder
 from slipstream.models.fetch import Progress
 from slipstream.models.packed_store import is_kept, keep_packed
@@ -21,11 +22,10 @@ def prepare(folder: Path, weights: str, progress: Progress) -> None:
         ConfigError: a model that the kernels do not compute.
         StorageFailed: the disk refused.
     """
-    storage = "fp16" if weights == "auto" else weights
+    storage = DEFAULT_WEIGHTS["cpu"] if weights == "auto" else weights
     compiled = compiled_folder() / f"{storage}.done"
     if is_kept(folder, storage) and compiled.exists():
         return
-    from slipstream.config import EngineConfig
     from slipstream.models.runner import ModelRunner, choose_device
 
     if weights == "auto" and choose_device("auto") != "cpu":

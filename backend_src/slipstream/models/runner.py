@@ -10,13 +10,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from slipstream.config import EngineConfig
+from slipstream.config import DEFAULT_WEIGHTS, EngineConfig, usable_threads
 from slipstream.engine.batch import Batch, Chunk, StepOutput
 from slipstream.engine.logprobs import score
 from slipstream.engine.request import Request, SamplingParams
 from slipstream.engine.sampler import Logits, sample_each
 from slipstream.errors import ConfigError, OutOfMemory
-from slipstream.models.linear import DEFAULT_WEIGHTS, compute_dtype
+from slipstream.models.linear import compute_dtype
 from slipstream.models.llama import LlamaModel
 from slipstream.models.step_input import StepInput
 from slipstream.models.weights import Checkpoint, ModelConfig
@@ -108,9 +108,10 @@ class ModelRunner:
         logits = []
         for start in (0, num_tokens - 1):
             batch = Batch([Chunk(request, request.token_ids[start:], start, sample=True)])
-            self.run(batch)
             with torch.inference_mode():
-                logits.append(self.logits(batch).values.clone())
+                found = self.logits(batch)
+                choose_tokens(found, batch)
+                logits.append(found.values.clone())
         return torch.equal(*logits)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
@@ -236,7 +237,7 @@ def _make_model(
     if device.type != "cpu" and storage in ("fp16", "int8"):
         raise ConfigError(f"weights is {storage!r}, which is packed for a CPU; on cuda use 'bf16' or 'fp32'")
     if device.type == "cpu" and storage != "bf16":
-        from slipstream.models.cpu_llama import CpuLlama, usable_threads
+        from slipstream.models.cpu_llama import CpuLlama
         from slipstream.models.packed_store import load_weights
 
         threads = config.threads or usable_threads()

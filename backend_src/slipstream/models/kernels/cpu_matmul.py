@@ -13,7 +13,7 @@ from numba import njit, types
 from numba.extending import overload
 
 from slipstream.models.kernels.cpu_math import OPTIONS, exp
-from slipstream.models.kernels.cpu_team import barrier, take
+from slipstream.models.kernels.cpu_team import ROWS_AT_ONCE, barrier, take
 from slipstream.models.kernels.cpu_tile import LANES, multiply_panel, multiply_two_panels
 
 MOST_WEIGHT = 127  # of an int8 weight's magnitude
@@ -21,7 +21,6 @@ _FEW_ROWS = 6
 _TWO_PANELS = 2 * LANES
 # Elements of x that stay in a core's cache while all panels are multiplied with them: 256 KiB of float32.
 _CACHED_ELEMENTS = 1 << 16
-_ROWS_AT_ONCE = 4
 _INLINED: Any = OPTIONS  # numba's own annotation of them is narrower than what it takes
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
@@ -137,10 +136,10 @@ def _quantise_rows(team, x, num_rows, quantised):
     depth = x.shape[1]
     most = np.float32(min(32767, (2**31 - 1) // (MOST_WEIGHT * depth)))
     while True:
-        first = take(team) * _ROWS_AT_ONCE
+        first = take(team) * ROWS_AT_ONCE
         if first >= num_rows:
             break
-        for row in range(first, min(first + _ROWS_AT_ONCE, num_rows)):
+        for row in range(first, min(first + ROWS_AT_ONCE, num_rows)):
             values = x[row]
             largest, nothing = np.float32(1e-30), _ZERO
             for i in range(depth):

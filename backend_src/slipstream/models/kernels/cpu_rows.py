@@ -6,10 +6,9 @@ import numpy as np
 from numba import njit
 
 from slipstream.models.kernels.cpu_math import OPTIONS
-from slipstream.models.kernels.cpu_team import barrier, take
+from slipstream.models.kernels.cpu_team import ROWS_AT_ONCE, barrier, take
 from slipstream.models.kernels.cpu_tile import LANES, highest, load_stored, store_stored
 
-_ROWS_AT_ONCE = 4
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
 
@@ -18,10 +17,10 @@ _ONE = np.float32(1.0)
 def embed(team, token_ids, table, residual):
     """residual[row] = table[token_ids[row]]; table: [vocab, hidden] as weights are stored."""
     while True:
-        first = take(team) * _ROWS_AT_ONCE
+        first = take(team) * ROWS_AT_ONCE
         if first >= token_ids.shape[0]:
             break
-        for row in range(first, min(first + _ROWS_AT_ONCE, token_ids.shape[0])):
+        for row in range(first, min(first + ROWS_AT_ONCE, token_ids.shape[0])):
             for i in range(residual.shape[1]):
                 residual[row, i] = load_stored(table, token_ids[row] * residual.shape[1] + i)
     barrier(team)
@@ -31,10 +30,10 @@ def embed(team, token_ids, table, residual):
 def rms_norm(team, residual, num_rows, weight, epsilon, out):
     """out = x / sqrt(mean(x^2) + epsilon) * weight of each row (Zhang and Sennrich, 2019)."""
     while True:
-        first = take(team) * _ROWS_AT_ONCE
+        first = take(team) * ROWS_AT_ONCE
         if first >= num_rows:
             break
-        for row in range(first, min(first + _ROWS_AT_ONCE, num_rows)):
+        for row in range(first, min(first + ROWS_AT_ONCE, num_rows)):
             _norm(residual[row], weight, epsilon, out[row])
     barrier(team)
 
@@ -43,10 +42,10 @@ def rms_norm(team, residual, num_rows, weight, epsilon, out):
 def add_rms_norm(team, delta, residual, num_rows, weight, epsilon, out):
     """residual += delta, then its RMS norm."""
     while True:
-        first = take(team) * _ROWS_AT_ONCE
+        first = take(team) * ROWS_AT_ONCE
         if first >= num_rows:
             break
-        for row in range(first, min(first + _ROWS_AT_ONCE, num_rows)):
+        for row in range(first, min(first + ROWS_AT_ONCE, num_rows)):
             for i in range(residual.shape[1]):
                 residual[row, i] += delta[row, i]
             _norm(residual[row], weight, epsilon, out[row])
@@ -57,10 +56,10 @@ def add_rms_norm(team, delta, residual, num_rows, weight, epsilon, out):
 def select_rms_norm(team, delta, residual, rows, weight, epsilon, out):
     """The RMS norm of residual + delta for some rows alone: out[i] is that of row rows[i]."""
     while True:
-        first = take(team) * _ROWS_AT_ONCE
+        first = take(team) * ROWS_AT_ONCE
         if first >= rows.shape[0]:
             break
-        for place in range(first, min(first + _ROWS_AT_ONCE, rows.shape[0])):
+        for place in range(first, min(first + ROWS_AT_ONCE, rows.shape[0])):
             row = rows[place]
             # Not in place: a row may be asked for twice.
             for i in range(residual.shape[1]):
@@ -85,10 +84,10 @@ def rotate_and_store(team, heads, qkv, query_norm, key_norm, epsilon, keys, valu
     half = head_dim // 2
     block_size = values.shape[3]
     while True:
-        first = take(team) * _ROWS_AT_ONCE
+        first = take(team) * ROWS_AT_ONCE
         if first >= step.positions.shape[0]:
             break
-        for row in range(first, min(first + _ROWS_AT_ONCE, step.positions.shape[0])):
+        for row in range(first, min(first + ROWS_AT_ONCE, step.positions.shape[0])):
             c, s = cos[step.positions[row]], sin[step.positions[row]]
             block, offset = step.slots[row] // block_size, step.slots[row] % block_size
             for head in range(num_heads + num_kv_heads):

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from slipstream.models.kernels.cpu_math import OPTIONS
 
+ROWS_AT_ONCE = 4  # that a thread takes of work that is done row by row
 # Places in a team's state, a cache line apart.
 _THREADS, _NEXT, _ARRIVED, _ROUND = 0, 8, 16, 24
 # So many looks at a barrier, some 20 us, before a thread lets others run: on a busy machine the one that is waited for

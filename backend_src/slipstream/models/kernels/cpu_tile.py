@@ -220,45 +220,17 @@ def multiply_panel(
 def multiply_two_panels(
     rows, out, out_at, out_stride, initial, initial_at, initial_stride, x, x_at, x_stride, w, w_at, w_stride, depth
 ):
-    """As `_tile`, for any number of rows and two panels; with few rows more sums are under way at once."""
-    while rows >= 2:
+    """As `_tile`, for one or two rows and two panels: with so few rows more sums are under way at once."""
+    if rows == 2:
         _tile(
-            2,
-            2,
-            out,
-            out_at,
-            out_stride,
-            initial,
-            initial_at,
-            initial_stride,
-            x,
-            x_at,
-            x_stride,
-            w,
-            w_at,
-            w_stride,
-            depth,
-        )
-        rows, out_at = rows - 2, out_at + 2 * out_stride
-        initial_at, x_at = initial_at + 2 * initial_stride, x_at + 2 * x_stride
-    if rows == 1:
+            2, 2, out, out_at, out_stride, initial, initial_at, initial_stride, x, x_at, x_stride,
+            w, w_at, w_stride, depth,
+        )  # fmt: skip
+    else:
         _tile(
-            1,
-            2,
-            out,
-            out_at,
-            out_stride,
-            initial,
-            initial_at,
-            initial_stride,
-            x,
-            x_at,
-            x_stride,
-            w,
-            w_at,
-            w_stride,
-            depth,
-        )
+            1, 2, out, out_at, out_stride, initial, initial_at, initial_stride, x, x_at, x_stride,
+            w, w_at, w_stride, depth,
+        )  # fmt: skip
 
 
 @njit(**OPTIONS)
