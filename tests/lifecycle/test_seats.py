@@ -6,22 +6,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from helpers import PROMPTS, Refused, ask
-from observing import wait_for_gauge
+from helpers import CAUGHT, PROMPTS, GrpcStream, Refused, ask
+from observing import occupancy, wait_for_running, wait_until
 from spare import SPARE_SEATS, Spare
 
 pytestmark = pytest.mark.server
 
 
 def test_requests_wait_for_seats_and_say_so(spare: Spare) -> None:
-    with ThreadPoolExecutor(SPARE_SEATS + 1) as pool:
-        running = [
-            pool.submit(ask, spare.server, "continuous", PROMPTS[0], max_tokens=12, ignore_eos=True)
-            for _ in range(SPARE_SEATS)
-        ]
-        wait_for_gauge(spare.server, "continuous", "requests_running", SPARE_SEATS)
-        waiting = pool.submit(ask, spare.server, "continuous", PROMPTS[0], max_tokens=1)
-        assert waiting.result().stats["waited_for"]["seats"] > 0
+    with ThreadPoolExecutor(SPARE_SEATS) as pool, GrpcStream(spare.server) as waiting:
+        running = [pool.submit(ask, spare.server, "continuous", PROMPTS[0], **CAUGHT) for _ in range(SPARE_SEATS)]
+        wait_for_running(spare.server, "continuous", SPARE_SEATS)
+        waiting.send("continuous", PROMPTS[0], max_tokens=1)
+        wait_until(lambda: occupancy(spare.server) == (SPARE_SEATS, 1), "the next request waits")
+        assert waiting.answer().stats["waited_for"]["seats"] > 0
         for answer in running:
             assert answer.result().stats["waited_for"]["seats"] == 0
 

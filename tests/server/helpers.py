@@ -44,6 +44,8 @@ ENDED_PROMPT = "Question: what is the opposite of hot?\nAnswer:"
 NUM_GOLDEN = 16
 # Long enough to be caught running, short enough to be waited for.
 LONG = {"max_tokens": 400, "ignore_eos": True}
+# The same, where it is waited for in the end.
+CAUGHT = {"max_tokens": 100, "ignore_eos": True}
 # Several engines share few cores here, and a second thread only waits for cores that another engine has.
 _ENVIRONMENT = {"SLIPSTREAM_THREADS": "1"}
 

@@ -18,7 +18,9 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_grpc_aio
 
 from helpers import (
+    CAUGHT,
     LONG,
+    NUM_GOLDEN,
     PROMPTS,
     STREAMING,
     GrpcStream,
@@ -134,11 +136,11 @@ def test_cancelling_one_request_of_a_dynamic_batch_leaves_the_others_their_answe
         call = client.async_infer(
             "dynamic", inputs_for("dynamic", PROMPT, sampling_json(**LONG)), lambda result, error: None
         )
-        stream.send("dynamic", PROMPTS[1], max_tokens=16)
+        stream.send("dynamic", PROMPTS[1], **CAUGHT)
         wait_for_running(server, "dynamic", 2)
         call.cancel()
         answer = stream.answer()
-    assert answer.ids == golden[PROMPTS[1]][:16]
+    assert answer.ids[:NUM_GOLDEN] == golden[PROMPTS[1]]
     assert finished(server, "dynamic", "cancelled") == before + 1
 
 
@@ -147,7 +149,7 @@ def test_the_cancel_input_ends_the_request_with_that_id_and_no_other(
 ) -> None:
     before = finished(server, "continuous", "cancelled")
     with GrpcStream(server) as victim, GrpcStream(server) as neighbour, GrpcStream(server) as canceller:
-        neighbour.send("continuous", PROMPTS[2], request_id="neighbour", max_tokens=16)
+        neighbour.send("continuous", PROMPTS[2], request_id="neighbour", **CAUGHT)
         victim.send("continuous", PROMPT, request_id="victim", **LONG)
         assert victim.receive().request_id == "victim"
         canceller.send("continuous", inputs=[flag_tensor("cancel")], request_id="victim")
@@ -155,7 +157,7 @@ def test_the_cancel_input_ends_the_request_with_that_id_and_no_other(
         with pytest.raises(Refused) as error:
             victim.collect()
         assert error.value.text == "Request was cancelled"
-        assert neighbour.answer().ids == golden[PROMPTS[2]][:16]
+        assert neighbour.answer().ids[:NUM_GOLDEN] == golden[PROMPTS[2]]
     assert finished(server, "continuous", "cancelled") == before + 1
 
 
@@ -184,7 +186,7 @@ def test_a_request_that_waits_is_cancelled_at_once_and_those_that_run_go_on(
 ) -> None:
     before = finished(server, "continuous", "cancelled")
     with GrpcStream(server) as first, GrpcStream(server) as others, GrpcStream(server) as waiting:
-        first.send("continuous", PROMPTS[1], max_tokens=16)
+        first.send("continuous", PROMPTS[1], **CAUGHT)
         for number in range(SEATS - 1):
             others.send("continuous", PROMPT, request_id=str(number), stream=False, **LONG)
         wait_for_running(server, "continuous", SEATS)
@@ -193,7 +195,7 @@ def test_a_request_that_waits_is_cancelled_at_once_and_those_that_run_go_on(
         assert generate(server, "continuous", {"id": "waiting", "cancel": True})[0] == 200
         with pytest.raises(Refused, match="Request was cancelled"):
             waiting.receive()
-        assert first.answer().ids == golden[PROMPTS[1]][:16]
+        assert first.answer().ids[:NUM_GOLDEN] == golden[PROMPTS[1]]
         wait_until_cancelled(server, "continuous", before + 1)
         others.cancel()
 

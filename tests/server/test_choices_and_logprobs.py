@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from helpers import (
+    CAUGHT,
     NUM_GOLDEN,
     PROMPTS,
     GrpcStream,
@@ -250,10 +251,10 @@ def test_events_carry_scores_too(server: TritonServer) -> None:
 def test_a_bad_number_of_alternatives_is_refused_and_nothing_else_is_lost(server: TritonServer) -> None:
     """CHK-05: while another request runs."""
     with GrpcStream(server) as stream:
-        stream.send("continuous", PROMPTS[0], max_tokens=60, ignore_eos=True)
+        stream.send("continuous", PROMPTS[0], **CAUGHT)
         wait_for_running(server, "continuous", 1)
         for value in (-1, 21, 49153, True, 2.5):
             with pytest.raises(Refused, match="logprobs is") as refused:
                 ask(server, "continuous", PROMPTS[1], max_tokens=4, logprobs=value)
             assert refused.value.code == "INVALID_ARGUMENT"
-        assert stream.answer().num_output_tokens == 60
+        assert stream.answer().num_output_tokens == CAUGHT["max_tokens"]

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from helpers import (
+    CAUGHT,
     PROMPTS,
     GrpcStream,
     Refused,
@@ -188,7 +189,7 @@ def test_a_request_past_its_time_ends_with_what_it_has(
 def test_a_request_whose_time_is_up_in_the_queue_is_refused(server: TritonServer) -> None:
     with GrpcStream(server) as running:
         for number in range(16):
-            running.send("continuous", PROMPTS[0], request_id=str(number), stream=False, max_tokens=30, ignore_eos=True)
+            running.send("continuous", PROMPTS[0], request_id=str(number), stream=False, **CAUGHT)
         wait_for_running(server, "continuous", 16)
         with pytest.raises(Refused, match="deadline: still in the queue after") as error:
             ask(server, "continuous", PROMPTS[0], timeout_ms=50)

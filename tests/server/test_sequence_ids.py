@@ -18,7 +18,8 @@ from slipstream_client.server.tritonserver import TritonServer
 pytestmark = pytest.mark.server
 
 REFUSED = "the sequence_id belongs to another request or to none"
-MAX_TOKENS = 16
+# Long enough to be met while it runs.
+MAX_TOKENS = 100
 VICTIM, INTRUDER = PROMPTS[1], PROMPTS[0]
 sequence_ids = itertools.count(900)
 
