@@ -1,7 +1,7 @@
 """What the way from the engine to a client costs: `python -m benchmarks.path [--clients 32]`.
 
-One closed loop over gRPC against a server of its own; the processor time of each process on the way, per generated
-token.
+One closed loop over gRPC against a server of its own: the processor time of each process on the way, per generated
+token, and how long first and last tokens are under way from the end of their step to the client.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def _measure(server: TritonServer, clients: int, each: int, workload: str)
     records: list[RequestRecord] = []
     async with GrpcTarget(server.grpc_url, "continuous") as target:
         before, start = _processor_seconds(), time.perf_counter()
-        await run_load(target, requests, LoadOptions("path", ClosedLoop(clients)), records)
+        report = await run_load(target, requests, LoadOptions("path", ClosedLoop(clients)), records)
         seconds, after = time.perf_counter() - start, _processor_seconds()
     figures = run_figures(records)
     tokens = figures["output_tokens_per_s"] * seconds
@@ -51,9 +51,23 @@ async def _measure(server: TritonServer, clients: int, each: int, workload: str)
         f"{workload}, {clients} clients: {figures['output_tokens_per_s']:.1f} tokens/s, TTFT P50 "
         f"{figures['ttft_ms']['p50']:.0f} ms, P99 {figures['ttft_ms']['p99']:.0f} ms"
     )
+    on_the_way = sorted(seconds for record in records for seconds in _on_the_way(record, report.start_s))
+    p50, p99 = (on_the_way[int(share * (len(on_the_way) - 1))] * 1e3 for share in (0.5, 0.99))
+    print(f"from a step's end to the client: P50 {p50:.1f} ms, P99 {p99:.1f} ms")
     for role in (*_ROLES.values(), "client"):
         used = after.get(role, 0.0) - before.get(role, 0.0)
         print(f"{role:>7}: {used / seconds:5.0%} of a core, {used / tokens * 1e3:6.3f} ms a token")
+
+
+def _on_the_way(record: RequestRecord, start_s: float) -> list[float]:
+    """How long its first and its last token took from the engine to here; all processes share one clock."""
+    assert record.stats is not None
+    assert record.first is not None
+    assert record.last is not None
+    arrival_s = record.stats["arrival_s"]
+    made_ms = (record.stats["first_token_ms"], record.stats["queue_ms"] + record.stats["inference_ms"])
+    came_s = (record.first, record.last)
+    return [start_s + came - arrival_s - made / 1e3 for came, made in zip(came_s, made_ms, strict=True)]
 
 
 def _processor_seconds() -> dict[str, float]:

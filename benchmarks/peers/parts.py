@@ -12,7 +12,7 @@ from benchmarks.peers.end_to_end import Load, Served
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.peers.ratios import Part, Piece, Point, Values
 
-NAMES = ("decode", "prefill", "int8", "server", "transformers")
+NAMES = ("decode", "decode-512", "prefill", "int8", "server", "mixed", "triton", "transformers")
 _OUTPUT = 32  # decode steps; contexts are given by their middle
 _PROMPTS = {128: 112, 512: 496}
 _DECODE_BARS = {
@@ -25,6 +25,8 @@ _SERVER_BARS = {8: 1.2, 16: 1.4, 32: 1.4, 64: 1.4}
 _MIXED_CLIENTS, _MIXED_BAR, _LEAST_THROUGH_TRITON = 32, 1.5, 0.85
 _TRANSFORMERS_SEQUENCES = (1, 8, 32)
 _REQUEST = 64  # tokens of a prompt, and of its answer, end to end and beside transformers
+_EQUAL = f"fixed:{_REQUEST},{_REQUEST}"
+_END_TO_END = "End to end: Triton with `continuous` against llama-server with F16, both under our load generator"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Setting:
     @property
     def requests(self) -> int:
         """Of each client end to end, after one to warm up."""
-        return 1 if self.quick else 3
+        return 1 if self.quick else 2
 
     def few(self, bars: Mapping[int, float]) -> dict[int, float]:
         """Bars by what is counted; of a quick run the first two that are not alone in their batch."""
@@ -51,26 +53,28 @@ class Setting:
 
 def needs_llama(name: str) -> bool:
     """Whether a part compares with llama.cpp."""
-    return name != "transformers"
+    return name not in ("triton", "transformers")
 
 
 def make_part(name: str, setting: Setting) -> Part:
     """One of NAMES."""
     makers: dict[str, Callable[[Setting], Part]] = {
-        "decode": _decode,
+        "decode": lambda setting: _decode(setting, "decode", 128),
+        "decode-512": lambda setting: _decode(setting, "decode-512", 512),
         "prefill": _prefill,
         "int8": _int8,
         "server": _server,
+        "mixed": _mixed,
+        "triton": _triton,
         "transformers": _transformers,
     }
     return makers[name](setting)
 
 
-def _decode(setting: Setting) -> Part:
-    pieces = [
-        _decode_piece(setting, context, setting.few(bars), "fp16", "F16") for context, bars in _DECODE_BARS.items()
-    ]
-    return Part("decode", "Decode, fp16 weights, against llama-batched-bench with F16", pieces)
+def _decode(setting: Setting, name: str, context: int) -> Part:
+    title = f"Decode at context {context}, fp16 weights, against llama-batched-bench with F16"
+    piece = _decode_piece(setting, context, setting.few(_DECODE_BARS[context]), "fp16", "F16")
+    return Part(name, title, [piece])
 
 
 def _int8(setting: Setting) -> Part:
@@ -107,17 +111,18 @@ def _prefill(setting: Setting) -> Part:
 
 
 def _server(setting: Setting) -> Part:
-    equal = f"fixed:{_REQUEST},{_REQUEST}"
     pieces = [
-        _server_piece(setting, Load(equal, clients, setting.requests), bar)
+        _server_piece(setting, Load(_EQUAL, clients, setting.requests), bar)
         for clients, bar in setting.few(_SERVER_BARS).items()
     ]
-    if not setting.quick:
-        mixed = Load("mixed", _MIXED_CLIENTS, setting.requests, cools_down=True)
-        pieces.append(_server_piece(setting, mixed, _MIXED_BAR, ttft_bar=1.0))
-    pieces.append(_through_triton(setting, Load(equal, 8 if setting.quick else 32, setting.requests)))
-    title = "End to end: Triton with `continuous` against llama-server with F16, both under our load generator"
-    return Part("server", title, pieces)
+    return Part("server", _END_TO_END, pieces)
+
+
+def _mixed(setting: Setting) -> Part:
+    load = Load("mixed", 2 if setting.quick else _MIXED_CLIENTS, requests=1, cools_down=True)
+    return Part(
+        "mixed", f"{_END_TO_END}, lengths as in chats", [_server_piece(setting, load, _MIXED_BAR, ttft_bar=1.0)]
+    )
 
 
 def _server_piece(setting: Setting, load: Load, bar: float, ttft_bar: float | None = None) -> Piece:
@@ -137,9 +142,10 @@ def _server_piece(setting: Setting, load: Load, bar: float, ttft_bar: float | No
     return Piece([speed, ttft], ours, peer)
 
 
-def _through_triton(setting: Setting, load: Load) -> Piece:
+def _triton(setting: Setting) -> Part:
     """What Triton leaves of the engine's throughput: here the peer is our engine in process, without a client."""
-    point = Point(f"{load.name}: through Triton / engine alone", bar=_LEAST_THROUGH_TRITON)
+    load = Load(_EQUAL, 8 if setting.quick else 32, setting.requests)
+    point = Point(load.name, bar=_LEAST_THROUGH_TRITON)
     sizes = {"sequences": [load.clients], "prompt": _REQUEST, "output": _REQUEST, "requests": load.requests}
 
     def ours(number: int) -> Values:
@@ -148,7 +154,7 @@ def _through_triton(setting: Setting, load: Load) -> Piece:
     def engine(number: int) -> Values:
         return {point: setting.ours("closed-loop", **sizes)[load.clients]}
 
-    return Piece([point], ours, engine)
+    return Part("triton", "Through Triton, against the same engine alone", [Piece([point], ours, engine)])
 
 
 def _transformers(setting: Setting) -> Part:
