@@ -11,6 +11,7 @@ import asyncio
 import os
 import time
 
+import numpy as np
 import psutil
 
 from slipstream_client.comparison.run_figures import run_figures
@@ -51,8 +52,8 @@ async def _measure(server: TritonServer, clients: int, each: int, workload: str)
         f"{workload}, {clients} clients: {figures['output_tokens_per_s']:.1f} tokens/s, TTFT P50 "
         f"{figures['ttft_ms']['p50']:.0f} ms, P99 {figures['ttft_ms']['p99']:.0f} ms"
     )
-    on_the_way = sorted(seconds for record in records for seconds in _on_the_way(record, report.start_s))
-    p50, p99 = (on_the_way[int(share * (len(on_the_way) - 1))] * 1e3 for share in (0.5, 0.99))
+    on_the_way = [seconds * 1e3 for record in records for seconds in _on_the_way(record, report.start_s)]
+    p50, p99 = np.percentile(on_the_way, [50, 99])
     print(f"from a step's end to the client: P50 {p50:.1f} ms, P99 {p99:.1f} ms")
     for role in (*_ROLES.values(), "client"):
         used = after.get(role, 0.0) - before.get(role, 0.0)

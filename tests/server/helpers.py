@@ -42,9 +42,9 @@ PROMPTS = (
 ENDED_PROMPT = "Question: what is the opposite of hot?\nAnswer:"
 # Output tokens of the reference answers; every shorter greedy answer is a prefix of them.
 NUM_GOLDEN = 16
-# Long enough to be caught running, short enough to be waited for.
+# Long enough to be caught running, and then to be cancelled or killed.
 LONG = {"max_tokens": 400, "ignore_eos": True}
-# The same, where it is waited for in the end.
+# Long enough to be caught running, short enough to be waited for.
 CAUGHT = {"max_tokens": 100, "ignore_eos": True}
 # Several engines share few cores here, and a second thread only waits for cores that another engine has.
 _ENVIRONMENT = {"SLIPSTREAM_THREADS": "1"}
